@@ -1,15 +1,32 @@
-"""Task vectors by hand: norms, cosines, signs, ranks; streamed in small blocks or large."""
+"""Task vectors by hand, and figures from records, searches and fits: curves, losses, coefficients, masks."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from orthomerge.analysis.conflict import Conflict, effective_rank, in_order, layer_of
-from orthomerge.core.errors import NumericalError
+from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.recorded import (
+    Masking,
+    coefficient_figure,
+    fit_figures,
+    loss_figures,
+    masked,
+    recorded_name,
+    recorded_witnesses,
+    scale_figure,
+    shots_figure,
+    start_masking,
+)
+from orthomerge.core.errors import NumericalError, RecipeError
+from orthomerge.evaluation.records import Record
+from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.models.tensors import MemoryTensors
 from orthomerge.testing.toys import random
 
 State = dict[str, torch.Tensor]
@@ -118,3 +135,114 @@ def test_figures() -> None:
     assert figures[0].values == ((10.0, 20.0),)
     assert figures[1].diverging
     assert figures[2].values[0] == (0.0, 40.0)
+
+
+def record(task: str, value: float, *, method: str = "ties", protocol: str = "knn", **more: Any) -> Record:
+    given: dict[str, Any] = {"access": "inductive", "support": "train", "inputs": {"model": "abc"}, **more}
+    return Record(task, method, protocol, "accuracy", value, value - 0.1, value + 0.1, 50, **given)
+
+
+def test_accuracy_over_shots() -> None:
+    records = [
+        record(task, value, shots=shots, seed=seed)
+        for shots, values in {5: (0.6, 0.8), 1: (0.4, 0.5)}.items()
+        for seed, value in enumerate(values)
+        for task in ("a", "b")
+    ]
+    records += [record(task, 0.3, protocol="current", support=None, access="data-free") for task in ("a", "b")]
+    records += [record(task, 0.9) for task in ("a", "b")]
+    figure = shots_figure(records, method="ties")
+    assert figure is not None
+    assert [curve.name for curve in figure.curves] == ["knn (inductive)", "knn, all inputs (inductive)", "as it is"]
+    knn, whole, plain = figure.curves
+    assert whole.y == pytest.approx((90, 90))
+    assert knn.x == (1.0, 5.0)
+    assert knn.y == pytest.approx((45, 70))
+    spread = math.sqrt(2) * 10
+    assert knn.low is not None
+    assert knn.high is not None
+    assert (knn.low[1], knn.high[1]) == pytest.approx((70 - spread, 70 + spread))
+    assert plain.y == pytest.approx((30, 30))
+    # One number of shots is no curve.
+    assert shots_figure([record("a", 0.5, shots=5)], method="ties") is None
+    assert shots_figure([], method="ties") is None
+
+
+def test_witnesses() -> None:
+    records = [record("a", 0.5, shots=5), record("b", 0.7, shots=5), record("a", 0.9, protocol="probe")]
+    (witness,) = recorded_witnesses(records, ("a", "b"), model="abc")
+    assert witness.name == "knn, 5/class"
+    assert witness.mean == pytest.approx(60)
+    assert recorded_witnesses(records, ("a", "b"), model="another") == ()
+    assert recorded_name(records, "ties (here)", model="abc") == "ties"
+    assert recorded_name(records, "ties", model="xyz") == "ties"
+    assert recorded_name(records, "new", model="xyz") == "new"
+
+
+def test_score_over_scales_and_losses() -> None:
+    figure = scale_figure(ScaleSearch("accuracy", {0.5: {"a": 80.0, "b": 60.0}, 0.1: {"a": 90.0, "b": 70.0}}))
+    assert figure.curves[0].x == (0.1, 0.5)
+    assert figure.curves[0].y == (80.0, 70.0)
+    assert "best mean is at 0.1" in figure.caption
+    rows = [{"step": 0, "held_out": 3.0}, {"step": 10, "loss": 9.0, "held_out": 2.0}, {"step": 20, "loss": 8.0}, "odd"]
+    training, held_out = loss_figures(rows)
+    assert (training.curves[0].x, training.curves[0].y) == ((10, 20), (9, 8))
+    assert (held_out.curves[0].x, held_out.curves[0].y) == ((0, 10), (3, 2))
+    assert loss_figures([{"step": 0, "loss": math.nan}, {"step": 1, "loss": 1.0}]) == ()
+
+
+def test_coefficients() -> None:
+    layers = {"embed.weight": 0.1, "layers.0.a.weight": 0.2, "layers.0.b.weight": 0.4}
+    figure = coefficient_figure({"a": layers, "b": {name: 2 * value for name, value in layers.items()}})
+    assert figure is not None
+    assert figure.rows == ("embeddings", "layer 0")
+    assert figure.values[1] == pytest.approx((0.3, 0.6))
+    whole = coefficient_figure({"a": 0.3, "b": 0.5})
+    assert whole is not None
+    assert (whole.rows, whole.values) == (("all layers",), ((0.3, 0.5),))
+    for odd in (None, {}, {"a": "much"}, {"a": {"layers.0": None}}):
+        assert coefficient_figure(odd) is None
+
+
+def test_a_manifest_that_is_anybodys() -> None:
+    assert fit_figures({}) == ()
+    assert fit_figures({"fit": []}) == ()
+    assert fit_figures({"fit": {"curve": "up", "facts": {"coefficients": 3}}}) == ()
+    figures = fit_figures({"fit": {"curve": [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}],
+                                   "facts": {"coefficients": {"a": 0.3}}}})  # fmt: skip
+    assert [figure.key for figure in figures] == ["fit-loss", "coefficients"]
+    assert isinstance(figures[1], Heat)
+
+
+def test_masks_by_hand() -> None:
+    base, delta = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([2.0, -2.0, 4.0, 0.0])
+    theta = base + torch.tensor([0.4, 0.9, 0.6, 0.0]) * delta
+    assert masked(theta, base, delta) == (1, 3)
+    assert masked(theta, base, delta, cap=2.0) == (3, 3)
+    found = Masking.of([("layer.0.w", 1, 4), ("layer.0.b", 2, 2), ("norm.w", 0, 4), ("embed.w", 0, 0)])
+    assert found.total == pytest.approx(0.3)
+    assert found.layers == pytest.approx({"layer 0": 0.5, "final": 0.0})
+    assert found.figure().series[0].values == pytest.approx((50, 0))
+    with pytest.raises(RecipeError, match="vector of zeros"):
+        Masking.of([("w", 0, 0)])
+
+
+def test_a_mask_is_told_from_the_weights() -> None:
+    base = {"layer.0.w": random(8, 8, seed=1), "layer.1.w": random(8, 8, seed=2)}
+    tuned = {task: {key: t + random(8, 8, seed=9 + s) for key, t in base.items()} for s, task in enumerate("ab")}
+    found = vectors(base, tuned)
+    M = {key: torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) for key in base}
+    start = {key: 0.3 * sum(each[key] - base[key] for each in tuned.values()) for key in base}
+    theta = MemoryTensors({key: base[key] + M[key] * start[key] for key in base})
+    facts = {
+        "method": {"name": "moma", "parameters": {"start": "task_arithmetic", "options": {"scale": 0.3}, "cap": 1.0}},
+        "seed": 0,
+    }
+    masking = start_masking(facts, ("a", "b"), theta, found)
+    assert not isinstance(masking, str)
+    assert masking.layers == {
+        f"layer {n}": pytest.approx(float((M[f"layer.{n}.w"] < 0.5).float().mean())) for n in (0, 1)
+    }
+    other = {**facts, "method": {"name": "fisher", "parameters": {}}}
+    assert start_masking(other, ("a", "b"), theta, found) == "fisher trains no mask that its weights tell"
+    assert "only from all experts" in str(start_masking(facts, ("a",), theta, found))

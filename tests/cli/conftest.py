@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.calling import call
 
-WORDS = {"mood": ("bad", "good"), "kind": ("film", "it", "not")}
-COUNTS = {"train": 30, "val": 12, "test": 19}
+# Names of tables; the word in a text and its label.
+WORDS = {
+    "mood": {"bad": "bad-label", "good": "good-label"},
+    "kind": {"film": "film-label", "it": "it-label", "not": "not-label"},
+}
+COUNTS = {"train": 40, "val": 24, "test": 19}
 
 
 @pytest.fixture(scope="session")
@@ -43,14 +47,14 @@ def tuned(once: Callable[..., Path], berts: Path, word_tables: Path) -> Path:
     return once("tuned", make)
 
 
-def write_word_tables(folder: Path) -> None:
+def write_word_tables(folder: Path, tables: Mapping[str, Mapping[str, str]] = WORDS) -> None:
     random = np.random.default_rng(0)
-    for name, words in WORDS.items():
+    for name, labels in tables.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("text", "label", "split"))
             for split, count in COUNTS.items():
                 for number in range(count):
-                    label = number % len(words)
-                    texts = [words[label], *random.choice(["a", "very", "was"], random.integers(1, 5))]
-                    writer.writerow((" ".join(random.permutation(texts)), f"{words[label]}-label", split))
+                    word = list(labels)[number % len(labels)]
+                    text = " ".join([word] * 3 + list(random.choice(["a", "very", "was"], 2)))
+                    writer.writerow((text, labels[word], split))

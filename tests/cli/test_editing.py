@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.calling import call, refused
+from tests.cli.conftest import COUNTS, write_word_tables
 
 from orthomerge.api.saved import load
 from orthomerge.data.labels import match_labels
@@ -23,24 +22,18 @@ from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import quiet
 
 # The labels are those of the experts. `other` has those of `two` the wrong way round: any change is for the better.
-LABELS = {"two": ("bad", "good"), "three": ("film", "it", "not"), "other": ("good", "bad")}
-COUNTS = {"train": 40, "val": 24, "test": 19}
+WORDS = {
+    "two": {"bad": "two-0", "good": "two-1"},
+    "three": {"film": "three-0", "it": "three-1", "not": "three-2"},
+    "other": {"good": "two-0", "bad": "two-1"},
+}
 
 
 @pytest.fixture(scope="module")
 def label_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Which word is in the text?"""
     folder = tmp_path_factory.mktemp("tables")
-    random = np.random.default_rng(0)
-    for name, words in LABELS.items():
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("text", "label", "split"))
-            for split, count in COUNTS.items():
-                for number in range(count):
-                    label = number % len(words)
-                    text = " ".join([words[label]] * 3 + list(random.choice(["a", "very", "was"], 2)))
-                    writer.writerow((text, f"{'two' if name == 'other' else name}-{label}", split))
+    write_word_tables(folder, WORDS)
     return folder
 
 

@@ -69,9 +69,7 @@ def test_a_real_kill(berts: Path, tmp_path: Path) -> None:
 
 
 def test_mistakes(berts: Path, tmp_path: Path) -> None:
-    assert "cannot read the recipe" in refused("run", tmp_path / "none.yaml", code=2)
     recipe = lay_out(berts, tmp_path, PLAIN.replace("protocols", "protcols"))
     assert "did you mean 'protocols'" in refused("run", recipe, "--out", tmp_path / "run", code=2)
     recipe.write_text(PLAIN + "out: base\n")
-    message = refused("run", recipe, "--out", tmp_path / "run", "--quiet", code=5)
-    assert message.startswith("the output")
+    assert refused("run", recipe, "--out", tmp_path / "run", "--quiet", code=5).startswith("the output")

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from orthomerge.data.reading import read_task
 from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_expert
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model, verify_folder
 from orthomerge.runs.recipe import Recipe, read_recipe
@@ -339,7 +339,7 @@ def _make_experts(folder: Path) -> None:
 
 
 def _read_experts(folder: Path) -> Experts:
-    experts = open_experts(Recipe({"a": str(folder / "expert")}, base=str(folder / "base")).opening)
+    experts = Experts(Recipe({"a": str(folder / "expert")}, base=str(folder / "base")).opening)
     assert all(problem.what and problem.fix for problem in experts.problems)
     return experts.check()
 

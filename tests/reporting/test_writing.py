@@ -45,6 +45,7 @@ REFUSED: list[tuple[Callable[[Path], object], type[OrthomergeError], str]] = [
     (write("run.json", "["), RecipeError, "run.json is not JSON"),
     (write("run.json", '{"comand": ""}'), RecipeError, "did you mean 'command'"),
     (write("run.json", '{"manifests": ["models"]}'), CheckpointError, "is not an orthomerge output"),
+    (write("run.json", '{"manifests": [{"method": "ties"}]}'), CheckpointError, "run.json is incomplete (KeyError: "),
     (write("diagnosis.json", "{}"), RecipeError, "is not a diagnosis"),
     (with_keys("../x"), RecipeError, "lower-case letters"),
     (with_keys("a", "a"), RecipeError, "two figures"),

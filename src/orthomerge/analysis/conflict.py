@@ -70,13 +70,15 @@ class Conflict:
                 opposite += (shared - signs @ signs.T) / 2
                 if is_matrix:
                     for task, delta in enumerate(block.deltas):
-                        ranks.setdefault((layer, task), []).append(effective_rank(delta))
+                        rank = effective_rank(delta)
+                        if not math.isnan(rank):
+                            ranks.setdefault((layer, task), []).append(rank)
         sizes = products.diagonal().sqrt()
         return cls(
             tasks,
             layers,
             _matrix((squares / base[:, None]).sqrt()),
-            tuple(tuple(_mean(ranks.get((layer, task), [])) for task in range(len(tasks))) for layer in layers),
+            tuple(tuple(fmean(ranks.get((layer, task), [math.nan])) for task in range(len(tasks))) for layer in layers),
             _matrix((products / torch.outer(sizes, sizes)).clamp(-1, 1)),
             _matrix(opposite / both),
         )
@@ -161,8 +163,3 @@ def _matrix(values: torch.Tensor) -> Matrix:
 
 def _percent(values: Matrix) -> Matrix:
     return tuple(tuple(100 * value for value in row) for row in values)
-
-
-def _mean(values: list[float]) -> float:
-    """Mean without NaN."""
-    return fmean([value for value in values if not math.isnan(value)] or [math.nan])

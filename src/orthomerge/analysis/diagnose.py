@@ -137,7 +137,7 @@ def diagnose(
 def _case(
     setting: _Setting, comparisons: Mapping[str, TaskComparison], right: Mapping[str, Mapping[str, Hits]]
 ) -> Case:
-    """Gather what a verdict rests on from the comparison of the tasks. `right`: hits by classifier and task."""
+    """Gather the evidence of a verdict. `right`: hits by classifier and task."""
     origin, detail, method = setting.model.origin, setting.detail, setting.model.origin.facts["method"]
     # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None

@@ -75,7 +75,6 @@ def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Pr
 
 
 def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """Classify mapped features with the expert's head."""
     mapped = G(H)
     reading = read_logits(logits_from(head, mapped), logits_from(head, T), head=head, truth=truth)
     return replace(reading, distance=relative_distance(mapped, T))
@@ -98,8 +97,8 @@ def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
 class TaskComparison:
     """Readings by family of maps, then of the merge's own classifier if it is another, and of the aligner.
 
-    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `aligned`: the classifier of
-    the aligner. `mapped`, `fitted`, `probed`: how many inputs maps, aligner and probe were fitted to.
+    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `mapped`, `fitted`, `probed`:
+    how many inputs maps, aligner and probe were fitted to.
     """
 
     geometry: Mapping[str, Geometry]
@@ -154,9 +153,9 @@ def _some(features: Features, most: int, seed: int) -> Features:
 def family_figures(
     readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
-    """Figures of mean accuracy, distance and KL, and of accuracy by task, from readings by family and task.
+    """Figures from readings by family and task, and hits of the experts by task, in the same order.
 
-    `experts`: hits by task, in the same order. `fitted`: what maps and heads were fitted to, in words.
+    `fitted`: what maps and heads were fitted to, in words.
     """
     held_out = f"Fitted on {fitted}, measured on test inputs."
     parts = {family: [reading.hits for reading in by_task.values()] for family, by_task in readings.items()}

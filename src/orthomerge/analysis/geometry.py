@@ -50,10 +50,7 @@ class Geometry:
 
 
 def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
-    """Figures of densities, with equal weight of tasks, and of medians by task, from measures by task and family.
-
-    `fitted`: the split that maps were fitted to.
-    """
+    """Figures of densities, with equal weight of tasks, and of medians by task. `fitted`: the split of the maps."""
     held_out = f"Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."
     cosines = {kind: {task: _finite(by[kind].cosine) for task, by in measured.items()} for kind in SHOWN}
     lengths = {kind: {task: _finite(by[kind].coefficient) for task, by in measured.items()} for kind in SHOWN}

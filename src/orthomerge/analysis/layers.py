@@ -1,17 +1,16 @@
 """Linear CKA between a model and its experts, layer by layer, and between all encoders.
 
-CKA is the similarity of two sets of features, invariant to rotation, shift and common scale. Kornblith et al. 2019,
-arXiv 1905.00414; without bias: Song et al. 2012 (HSIC_1), Nguyen et al. 2021, arXiv 2010.15327.
+CKA is a similarity of features, invariant to rotation, shift and common scale. Kornblith et al. 2019, arXiv 1905.00414;
+without bias: Song et al. 2012 (HSIC_1), Nguyen et al. 2021, arXiv 2010.15327.
 
     CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y))
 
-The biased HSIC = |X^T Y|_F^2 of centred columns is near 1 for anything if inputs are fewer than features. The unbiased
-HSIC is, with K = X X^T and L = Y Y^T whose diagonals are set to zero,
+The biased CKA is near 1 for anything if inputs are fewer than features. The unbiased HSIC is, up to a factor, with
+K = X X^T and L = Y Y^T whose diagonals are set to zero,
 
-    tr(K L) + (1'K1)(1'L1) / ((n-1)(n-2)) - 2 1'K L 1 / (n-2),
+    tr(K L) + (1'K1)(1'L1) / ((n-1)(n-2)) - 2 1'K L 1 / (n-2).
 
-up to a factor that cancels. 1: equal up to rotation, shift and scale; 0: no more alike than by chance (the estimate may
-be a little below 0). NaN where features are constant. Letters: X [n, p], Y [n, q], one row per input.
+It may be a little below 0; NaN where features are constant. Letters: X [n, p], Y [n, q], one row per input.
 
 Hidden states come from `output_hidden_states` of transformers: the embeddings, then every layer, each read as the
 pooling reads the last one. `pooler` and `projection` follow the last layer; before it the first token stands for them.

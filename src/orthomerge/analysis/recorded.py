@@ -1,15 +1,13 @@
 """Figures and witnesses from what a run has recorded: scores, a search over scales, and a fit.
 
 The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
-2023, arXiv 2212.04089). Of a fit, `curve` has a row per evaluation, and `facts.coefficients` those of AdaMerging (Yang
-et al. 2024, arXiv 2310.02575): per task a number, or one per tensor, of which a layer's mean is shown. A manifest may
-come from another program: malformed parts are left out.
+2023, arXiv 2212.04089). Coefficients are those of AdaMerging (Yang et al. 2024, arXiv 2310.02575): per task a number,
+or one per tensor, of which a layer's mean is shown. A manifest may come from another program: malformed parts are left
+out.
 
 The mask of MOMA (Section 4 and Figure 8), theta = theta_b + M * delta with delta the vector of the merge it started
-from, is not stored but follows from the weights: M = (theta - theta_b) / delta wherever delta is not zero. An element
-is masked where M is less than half of its maximum, `cap`.
-
-Letters: theta, theta_b, delta, M [k], one run of elements.
+from, follows from the weights: M = (theta - theta_b) / delta wherever delta is not zero. An element is masked where M
+is less than half of its maximum, `cap`. Letters: theta, theta_b, delta, M [k], one run of elements.
 """
 
 from __future__ import annotations
@@ -63,13 +61,11 @@ def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
 
 
 def recorded_base(records: Sequence[Record], tasks: Sequence[str]) -> float | None:
-    """Mean accuracy of the base in percent."""
     base = (line for line in lines(records) if line.method == "base" and line.title == "current")
     return next((line.mean for line in base if set(line.values) == set(tasks)), None)
 
 
 def scale_figure(search: ScaleSearch) -> Lines:
-    """Score over lambda, by task and in the mean."""
     scales = tuple(sorted(search.curve))
     values = {"mean of tasks": tuple(search.means[scale] for scale in scales)}
     for task in search.curve[scales[0]]:
@@ -119,14 +115,14 @@ def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
 
 
 def fit_figures(facts: Mapping[str, Any]) -> tuple[Lines | Heat, ...]:
-    """Losses and coefficients from the `fit` in the facts of a model; nothing if it was not fitted."""
+    """Figures of losses and coefficients from the `fit` in the facts of a model, if it was fitted."""
     fit = _mapping(facts.get("fit"))
     coefficients = coefficient_figure(_mapping(fit.get("facts")).get("coefficients"))
     return (*loss_figures(fit.get("curve")), *(() if coefficients is None else (coefficients,)))
 
 
 def loss_figures(rows: object) -> tuple[Lines, ...]:
-    """Training and held-out loss over the steps, each with two values or more; their scales differ."""
+    """Figures of training and held-out loss, each if it has two values or more; their scales differ."""
     figures = []
     mappings = [_mapping(row) for row in rows] if isinstance(rows, list | tuple) else []
     for name, (key, title, caption) in _LOSSES.items():
@@ -184,7 +180,6 @@ class Masking:
         return cls(sum(off.values()) / sum(changed.values()), rates)
 
     def figure(self) -> Bars:
-        """Rates by layer in percent."""
         caption = "Share of the merged vector's elements that the mask makes less than half of; "
         caption += f"{100 * self.total:.1f} % in all."
         series = Series("masked", tuple(100 * rate for rate in self.layers.values()))

@@ -65,7 +65,6 @@ class Case:
         return {task: reading.hits for task, reading in self.families[family].items()}
 
     def family_distance(self, family: str) -> float:
-        """Mean distance over tasks; NaN if the family was not measured."""
         readings = self.families.get(family, {}).values()
         return fmean(reading.distance for reading in readings) if readings else math.nan
 

@@ -8,7 +8,7 @@ from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.reading import sources_of
 from orthomerge.merging.merge import merge_opened
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
-_PLAIN, _FITTED = "task_arithmetic", "realign"  # what "auto" is without inputs, and with them
 
 
 def merge(
@@ -51,7 +50,7 @@ def merge(
         raise RecipeError("these experts were opened with their base already; leave 'base' out")
     searched = isinstance(method, str) and options.get("scale") == AUTO
     if isinstance(method, str) and method == AUTO:
-        method = _PLAIN if data is None or searched else _FITTED
+        method = "task_arithmetic" if data is None or searched else "realign"
     data = None if data is None else sources_of(data, experts.tasks)
     if searched:
         search = _search(experts, method, data, options, seed=seed, device=device or "cpu", vector=vector)
@@ -66,7 +65,7 @@ def merge(
 
 def search_scale(recipe: Recipe, data: Mapping[str, Any] | str | None) -> ScaleSearch:
     """Score the merge of a recipe with `scale: auto` at every scale on the validation splits of `data`."""
-    experts, merge = open_experts(recipe.opening).check(), recipe.merge
+    experts, merge = Experts(recipe.opening).check(), recipe.merge
     return _search(
         experts, merge.method, data, merge.parameters, seed=merge.seed, device=merge.device, vector=merge.vector
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 from orthomerge.models.opening import HeadNames, Named, opening_of
 
 
@@ -41,4 +41,4 @@ def open(  # noqa: A001 - the verb of the library, used as om.open
         missing=missing,
         check_base=check_base,
     )
-    return open_experts(opening, live)
+    return Experts(opening, live)

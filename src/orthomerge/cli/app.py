@@ -121,7 +121,7 @@ def _handle_signals() -> list[int]:
 
 
 def _refuse(error: click.ClickException) -> NoReturn:
-    """Say what is wrong with a command line, and where its flags are explained."""
+    """Print what is wrong with a command line and which help explains it, and exit."""
     context = getattr(error, "ctx", None)
     old = getattr(error, "option_name", getattr(error, "command_name", ""))
     if isinstance(error, click.exceptions.NoArgsIsHelpError):

@@ -1,4 +1,4 @@
-"""What `negate` and `analogy` share: experts in, and a model that may be written."""
+"""Opening experts and writing a model, for the commands `negate` and `analogy`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
-    """The recipe of a command that merges nothing, and its experts; the output is checked before any work."""
+    """Read the request of a command and open its experts; the output is checked before any work."""
     from orthomerge.api.request import read_request
     from orthomerge.files.publish import check_target
-    from orthomerge.models.experts import open_experts
+    from orthomerge.models.experts import Experts
 
     request = read_request(words, edit=True, **options)
     if request.out is not None:
         check_target(Path(request.out), force=force)
-    return request, open_experts(request.opening).check()
+    return request, Experts(request.opening).check()
 
 
 def write_edited(
@@ -39,7 +39,7 @@ def write_edited(
     progress: Progress,
     otherwise: str,
 ) -> None:
-    """Write the model that a search chose, if there is a place for it. `otherwise`: why there is none."""
+    """Write the model that a search chose, if `--out` is given. `otherwise`: the error if it chose none."""
     from orthomerge.models.writing import write_model
     from orthomerge.runs.models import existing
 

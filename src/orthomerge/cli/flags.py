@@ -49,7 +49,7 @@ class Output(Flag):
 
 
 class Command(click.Command):
-    """A command of one function. `usage` and `examples`: lines without the program's name."""
+    """Command of a function. `usage` and `examples`: lines without the program's name."""
 
     def __init__(self, function: Callable[..., None], usage: Sequence[str], examples: Sequence[str]) -> None:
         self.function, self.usage, self.examples = function, usage, examples
@@ -97,7 +97,7 @@ def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Calla
 
 
 class _Argument(click.Argument):
-    """An argument with a line of help."""
+    """Argument with a line of help."""
 
     def __init__(self, name: str, *, text: str, **options: Any) -> None:
         super().__init__([name], **options)
@@ -108,7 +108,7 @@ class _Argument(click.Argument):
 
 
 class _Choice(click.Choice[Any]):
-    """A choice that offers the nearest."""
+    """Choice whose error names the nearest alternative."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in self.choices:
@@ -118,7 +118,7 @@ class _Choice(click.Choice[Any]):
 
 
 def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> Mapping[str, str] | str:
-    """A mapping of a repeated NAME=VALUE, where the last KEY counts; or the one text that a PATH may be."""
+    """Parse a repeated NAME=VALUE; the last of equal KEYs counts. A PATH may be one text without a name."""
     if option.metavar == "PATH" and len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
     form = f"{option.opts[-1]} {'TASK=PATH' if option.metavar == 'PATH' else option.metavar}"
@@ -134,7 +134,7 @@ def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) ->
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[float, ...] | None:
-    """Numbers with commas between them."""
+    """Parse numbers with commas between them."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -149,7 +149,7 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[Parameter, Any]]:
 
 
 def _option(parameter: Parameter, annotated: Any) -> click.Parameter:
-    """The argument or option of a parameter."""
+    """Make the argument or option of a parameter."""
     kind, flag = get_args(annotated)
     required = parameter.default is Parameter.empty
     options: dict[str, Any] = {"required": required, "metavar": flag.metavar, **_reading(kind)}
@@ -165,7 +165,7 @@ def _option(parameter: Parameter, annotated: Any) -> click.Parameter:
 
 
 def _reading(kind: Any) -> dict[str, Any]:
-    """How click reads the values of a type."""
+    """Options of click that say how values of a type are parsed."""
     if get_origin(kind) in (Union, UnionType):  # with `None`, or a mapping or `str`
         kind = get_args(kind)[0]
     if get_origin(kind) is Mapping:
@@ -180,7 +180,7 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A default in words; nothing where none is needed."""
+    """Format a default value; empty if it need not be shown."""
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, tuple):

@@ -52,7 +52,7 @@ class Columns:
     label_column: Annotated[str, Input("Column of labels.", "NAME")] = "label"
 
     def of(self, data: Any) -> Any:
-        """The same paths, to be read by these columns."""
+        """Attach the names of columns to paths of tables."""
         if self == Columns():
             return data
         from orthomerge.data.reading import ColumnSource
@@ -80,7 +80,7 @@ class Compute:
     batch: Annotated[int, How("Inputs encoded at once.", "N")] = 64
 
     def encoding(self, *, cached: bool = True) -> Encoding:
-        """How inputs are encoded. `cached`: keep the features, which only models that are written need."""
+        """The encoding of inputs. `cached`: whether features are kept for the next command."""
         from orthomerge.models.encoding import Encoding
         from orthomerge.models.features import FeatureCache
 

@@ -1,4 +1,4 @@
-"""What commands print: documents, tables, messages, and how far the work is."""
+"""Output of commands: documents, tables, messages and progress."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _EVERY = 5.0  # seconds between lines of progress in a log
 
 
 def print_json(document: Any) -> None:
-    """One document on standard output."""
+    """Print a document as JSON."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Tables for a terminal, with a blank line before each that has a title."""
+    """Print tables as wide as the terminal, with a blank line before each title."""
     width = get_terminal_size().columns
     for table in tables:
         if table.title:
@@ -43,17 +43,17 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def print_progress(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     sys.stderr.write(f"{text}\n")
 
 
 def score_cell(score: Score) -> str:
-    """A score in percent with its interval."""
+    """Format a score in percent with its interval."""
     return f"{100 * score.value:.1f} ({100 * score.low:.1f}-{100 * score.high:.1f})"
 
 
 def print_alignment(manifest: Mapping[str, Any]) -> None:
-    """One line per task: number of inputs, facts of the aligner, and parameters added."""
+    """Print one line per task: number of inputs, facts of the aligner, parameters added; then the notes."""
     about = manifest["alignment"]
     for task, results in about["tasks"].items():
         facts = ", ".join(f"{name} {_shown(value)}" for name, value in results["facts"].items()) or "no facts"
@@ -65,7 +65,7 @@ def print_alignment(manifest: Mapping[str, Any]) -> None:
 
 
 def print_fit(manifest: Mapping[str, Any]) -> None:
-    """What was fitted on which inputs, and its results; those that are tables stay in the manifest."""
+    """Print what was fitted on which inputs, and the results that are no tables."""
     about = manifest["fit"]
     inputs = ", ".join(f"{task} {facts['inputs']}" for task, facts in about["tasks"].items())
     click.echo(f"{manifest['method']['name']} on unlabelled inputs of {about['split']} ({about['access']}): {inputs}")
@@ -77,7 +77,7 @@ def print_fit(manifest: Mapping[str, Any]) -> None:
 
 
 def print_verdict(diagnosis: Diagnosis) -> None:
-    """Every finding under its title."""
+    """Print every finding under its title."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -93,7 +93,7 @@ def _shown(value: object) -> str:
 
 
 class Reporter(Watch):
-    """Stages of one piece of work, or of several that begin and end, on standard error. `bar`: on a terminal."""
+    """Progress on standard error: a bar on a terminal, else a line per stage and one every few seconds."""
 
     def __init__(self, bar: Progress | None = None) -> None:
         self._bar, self._prefix = bar, ""
@@ -136,7 +136,7 @@ class Reporter(Watch):
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[Watch]:
-    """Progress to standard error, or none."""
+    """Report progress on standard error inside the block, or nowhere."""
     if quiet or not sys.stderr.isatty():
         yield Watch() if quiet else Reporter()
         return

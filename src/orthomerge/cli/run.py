@@ -69,7 +69,7 @@ def _print_cells(recipe: str, *, as_json: bool) -> None:
 
 
 def _print(ran: Ran) -> None:
-    """Tables and verdict where there are any, then where things are."""
+    """Print tables and verdict, if there are any, then the paths of results."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables

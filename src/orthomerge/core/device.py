@@ -1,4 +1,4 @@
-"""What results depend on beside their inputs: the device, the number of threads, and seeds."""
+"""Devices, numbers of threads, and seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = "ORTHOMERGE_THREADS"
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; `auto` is the accelerator where there is one, else the CPU."""
+    """Find the device of a name; `auto` is the accelerator if there is one, else the CPU."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -48,7 +48,7 @@ def enough_memory(work: str, advice: str) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device now."""
+    """Free memory of a device, in bytes."""
     import torch
 
     if device.type == "cuda":

@@ -67,7 +67,7 @@ def _field(parameter: Parameter) -> Field[Any]:
 
 
 def describe(kind: Any) -> str:
-    """A type in words a person would use in a recipe."""
+    """Describe a type in the words of a recipe: `list of text`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(part) for part in parts)
@@ -131,7 +131,7 @@ def _shown(value: object) -> str:
 
 
 def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
+    """Add rows of installed plug-ins to ours; a plug-in cannot take a name that exists."""
     every = dict(rows)
     for entry in entry_points(group=group):
         row = entry.load()
@@ -142,18 +142,18 @@ def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Map
 
 
 def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
-    """The row of a name; an unknown one offers the nearest."""
+    """Find a row by name."""
     if name not in rows:
         raise RecipeError(f"unknown {what} {name!r}; {nearest(name, rows)}")
     return rows[name]
 
 
 def maker_of(row: TableRow) -> Callable[..., Any]:
-    """The dataclass or function behind a row."""
+    """Import the dataclass or function of a row."""
     module, _, name = row.maker.partition(":")
     return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
 def instance_of(row: TableRow, options: Mapping[str, Any], *, what: str) -> Any:
-    """An instance with its options, strictly checked."""
+    """Build an instance from options that are strictly checked."""
     return build(maker_of(row), options, where=f"{what} {row.name}")

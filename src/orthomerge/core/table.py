@@ -87,7 +87,7 @@ class Table:
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
     def text(self, width: int = 80) -> str:
-        """Header and rows for a terminal. Only columns that wrap make room, so a line of others may be longer."""
+        """Format as header and rows for a terminal; only columns that wrap are narrowed to fit the width."""
         lines = [[plain(text) for text in row] for row in (self.names, *self.texts)]
         widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
         wrapping = [place for place, column in enumerate(self.columns) if column.wrap]
@@ -108,7 +108,7 @@ class Table:
         return "\n".join((f"### {markdown_escape(self.title)}", "", head, rule, *body, *note))
 
     def latex(self, label: str) -> str:
-        """A floating table for booktabs, with title and note."""
+        """Format as a floating table for booktabs, with title and note."""
         rows = ([cell.shown(latex_escape, best=r"\textbf{{{}}}") for cell in row] for row in self.rows)
         note = [rf"\par\smallskip\footnotesize {latex_escape(self.note)}"] if self.note else []
         lines = [
@@ -130,12 +130,12 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def json_rows(self) -> list[dict[str, Value]]:
-        """A mapping from names of columns to values per row; an empty text is nothing."""
+        """One mapping per row, from column to value; None for an empty text."""
         rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
-        """The lines of one row."""
+        """Lines of one row."""
         cells = [
             textwrap.wrap(text, width) or [""] if column.wrap else [text]
             for text, width, column in zip(texts, widths, self.columns, strict=True)
@@ -151,12 +151,12 @@ class Table:
 
 
 def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cell:
-    """A number as `form` says; nothing where there is none."""
+    """Cell of a number; empty if there is none."""
     return Cell("") if value is None else Cell(format(value, form), value, best)
 
 
 def span(low: float, high: float) -> Cell:
-    """An interval."""
+    """Cell of an interval."""
     return Cell(f"{low:.1f}-{high:.1f}")
 
 
@@ -206,7 +206,7 @@ def _cell(value: Cell | Value) -> Cell:
 
 
 def _width(text: str) -> int:
-    """The columns that a text takes in a terminal."""
+    """Columns that a text takes in a terminal."""
     from rich.cells import cell_len
 
     return cell_len(text)

@@ -27,6 +27,7 @@ from orthomerge.models.model import Model
 
 _MANY_SHARED = 0.01  # share of the test inputs; public datasets have a few in a thousand
 _SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
+_COMPARED: tuple[Split, ...] = ("test", "val")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +100,7 @@ def evaluate(
     suite: str | None = None,
 ) -> Iterator[Scored]:
     """Score subject by subject and task by task; nothing is written."""
-    _check_subjects(encoded, subjects)
-    _check_protocols(subjects, protocols)
-    _check_draws(encoded, subjects, protocols)
+    _check(subjects, protocols, encoded)
     for subject in subjects:
         encoded.keep(list(subject.models.values()))
         chosen = [protocol for protocol in protocols if protocol.scores(subject.name)]
@@ -120,8 +119,8 @@ def evaluate(
             yield from _joint(encoded, subject, suite)
 
 
-def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
-    """Refuse equal names, tasks without data and test splits without labels."""
+def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol], encoded: EncodedTasks) -> None:
+    """Refuse what cannot be scored: equal names, missing data or labels, equal protocols, too few support inputs."""
     for name, count in Counter(subject.name for subject in subjects).items():
         if count > 1:
             raise RecipeError(f"{count} models are called {name!r}; give each a name of its own")
@@ -132,10 +131,6 @@ def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
                     f"{subject.name!r} has task {task!r}, but there is no data of it; {nearest(task, encoded.tasks)}"
                 )
             encoded.labels(task, "test")
-
-
-def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
-    """Refuse two protocols whose records could not be distinguished."""
     for one, other in combinations(protocols, 2):
         way = one.way("data-free")
         shared = [subject.name for subject in subjects if one.scores(subject.name) and other.scores(subject.name)]
@@ -144,10 +139,6 @@ def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[Evaluation
                 f"two protocols score {shared[0]!r} in the same way: {way.title} ({way.access}); name it once, or "
                 "give them other options, shots or support"
             )
-
-
-def _check_draws(encoded: EncodedTasks, subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
-    """Refuse protocols for which there are too few support inputs."""
     for protocol, subject in product(protocols, subjects):
         for task in subject.models if protocol.scores(subject.name) else ():
             next(draws(protocol, encoded.tasks[task]))
@@ -202,8 +193,12 @@ def contamination_notes(encoded: EncodedTasks) -> list[str]:
     notes = [note for name, task in encoded.tasks.items() for note in _shared_inputs_notes(name, task)]
     for task, expert in encoded.teachers.items():
         encoded.keep([expert])
-        test, val = (_accuracy(encoded, task, split) for split in ("test", "val"))
-        if test is not None and val is not None and test - val > _SUSPICIOUS:
+        splits = encoded.tasks[task].splits if task in encoded.tasks else {}
+        compared = [splits[split] for split in _COMPARED if split in splits]
+        if len(compared) < 2 or any(part.labels is None or not len(part) for part in compared):
+            continue
+        test, val = (encoded.score(expert, task, split).value for split in _COMPARED)
+        if test - val > _SUSPICIOUS:
             notes.append(
                 f"the expert of {task!r} scores {100 * test:.1f} on test but {100 * val:.1f} on validation data, "
                 f"{100 * (test - val):.1f} points less (more than {100 * _SUSPICIOUS:g}): it may have been trained on "
@@ -231,10 +226,3 @@ def _content(item: object) -> str | tuple[tuple[int, ...], bytes]:
         return item
     array = np.ascontiguousarray(item)
     return array.shape, array.tobytes()
-
-
-def _accuracy(encoded: EncodedTasks, task: str, split: Split) -> float | None:
-    examples = encoded.tasks[task].splits.get(split) if task in encoded.tasks else None
-    if examples is None or examples.labels is None or not len(examples):
-        return None
-    return encoded.score(encoded.teacher(task), task, split).value

@@ -40,11 +40,6 @@ class Experts(Opened):
         return Model(Encoder(self.family, self.config, tensors), heads, self.processor, origin)
 
 
-def open_experts(opening: Opening, live: Mapping[str, Live] | None = None) -> Experts:
-    """Open base and experts and compare them. `live`: models in memory by task name, the base under ""."""
-    return Experts(opening, live)
-
-
 def reopen_experts(
     model: Model,
     *,
@@ -75,7 +70,7 @@ def reopen_experts(
         makes_heads = any((way.get("head") or {}).get("classes") for way in ways.values())
         where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
     source = f"{folder or 'the model'}: how it was made"
-    opened = open_experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
+    opened = Experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
     _check_same(opened, record["inputs"])
     return opened
 

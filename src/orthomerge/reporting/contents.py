@@ -128,7 +128,12 @@ def _merge(manifest: Mapping[str, Any]) -> _Cells:
     ]
     method, encoder = manifest["method"], manifest.get("encoder", {})
     digest = _digest(encoder.get("content", ""))
-    return Cell(method["name"]), Cell(listed(method["parameters"]) or "–"), Cell("; ".join(seen) or "no inputs"), digest
+    return (
+        Cell(str(method["name"])),
+        Cell(listed(method["parameters"]) or "–"),
+        Cell("; ".join(seen) or "no inputs"),
+        digest,
+    )
 
 
 def _seen(verb: str, facts: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class DrawnFigure:
 
 
 def draw(figure: Figure) -> DrawnFigure:
-    """All forms of one figure."""
+    """Draw a figure in all forms."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -95,7 +95,7 @@ def draw(figure: Figure) -> DrawnFigure:
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
-    """The bytes of a drawing, without the date."""
+    """Save a drawing without the date."""
     import matplotlib as mpl
 
     out = io.BytesIO()
@@ -106,7 +106,7 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 
 def _lines(figure: Lines) -> Any:
-    """Curves with their bands; if there are many, colour and stroke distinguish them."""
+    """Draw curves with their bands; if there are many, colour and stroke distinguish them."""
     drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
@@ -138,7 +138,7 @@ def _lines(figure: Lines) -> Any:
 
 
 def _bars(figure: Bars) -> Any:
-    """Groups side by side, with intervals; many bars take the width of a page."""
+    """Draw groups of bars with intervals; many bars take the width of a page."""
     count = max(len(figure.series), 1)
     width = COLUMN if len(figure.groups) * count <= 12 else WIDE
     drawing, axes = _framed(width, 2.5 if width == COLUMN else 2.7)
@@ -166,7 +166,7 @@ def _bars(figure: Bars) -> Any:
 
 
 def _heat(figure: Heat) -> Any:
-    """A cell per row and column, with its number while there is room; missing ones stay empty."""
+    """Draw one cell per row and column, with its number while there is room; missing values stay empty."""
     values = np.ma.masked_invalid(np.asarray(figure.values, dtype=np.float64).reshape(len(figure.rows), -1))
     rows, columns = values.shape
     side = min(_CELL, (WIDE - 1.8) / max(columns, 1), 6.5 / max(rows, 1))
@@ -194,7 +194,7 @@ def _heat(figure: Heat) -> Any:
 
 
 def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
-    """Colours and their ends; a diverging scale has zero in its middle."""
+    """Choose the colour map and its limits; zero is in the middle of a diverging one."""
     low, high = (float(values.min()), float(values.max())) if values.count() else (0.0, 1.0)
     if figure.diverging:
         most = max(abs(low), abs(high)) or 1.0
@@ -205,7 +205,7 @@ def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
 
 
 def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
-    """Numbers in black or white, whichever is easier to read on the cell."""
+    """Write numbers in black or white, whichever is easier to read on the cell."""
     for row, column in np.argwhere(~np.ma.getmaskarray(values)):
         value = float(values[row, column])
         red, green, blue, _ = mesh.cmap(mesh.norm(value))
@@ -216,7 +216,7 @@ def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
 
 
 def _points(figure: Points) -> Any:
-    """A panel per view, full where an input is classified correctly, hollow where not.
+    """Draw one panel per view, with full points for inputs that are classified correctly and hollow ones for others.
 
     The panels share their axes: where a point moves to is part of what is shown.
     """
@@ -255,7 +255,7 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _framed(width: float, height: float) -> tuple[Any, Any]:
-    """A drawing and its axes, with two spines and horizontal rules behind what is drawn."""
+    """Make a drawing and its axes, with two spines and horizontal rules behind what is drawn."""
     drawing = _canvas(width, height)
     axes = drawing.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -265,7 +265,7 @@ def _framed(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """A legend above the drawing, in one line or several."""
+    """Add a legend above the drawing, in one line or several."""
     labels = [shown(name) for name in names]
     room = 16 * drawing.get_figwidth()  # letters, of which each key takes six
     drawing.legend(
@@ -280,18 +280,18 @@ def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def shown(label: str, *, most: int = _LONGEST) -> str:
-    """A label on one line, not too long, and not one that matplotlib would hide."""
+    """Shorten a label to one line, and keep matplotlib from hiding it."""
     text = cut(plain(label), most)
     return f"\u200a{text}" if text.startswith("_") else text
 
 
 def cut(text: str, most: int) -> str:
-    """At most N letters of a text."""
+    """Cut a text after N letters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def class_colours(count: int) -> list[str]:
-    """Up to ten classes by hue, more by shade."""
+    """Choose colours of classes: by hue up to ten, by shade beyond."""
     if count <= len(SERIES):
         return list(SERIES[:count])
     from matplotlib import colormaps

@@ -36,7 +36,7 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def figure_csv(figure: Figure) -> str:
-    """One row per number; of points one row per input."""
+    """Format the numbers of a figure, one per row; of points, one input per row."""
     rows: list[list[Value]] = []
     if isinstance(figure, Points):
         return _points_csv(figure)
@@ -57,13 +57,13 @@ def figure_csv(figure: Figure) -> str:
 
 
 def _with_band(places: Sequence[Value], values: Sequence[float], item: Series | Curve) -> Iterator[tuple[Value, ...]]:
-    """Place, value, and the ends of its interval, which may not be there."""
+    """Join places, values and the ends of their intervals, if there are any."""
     none = [None] * len(values)
     return zip(places, values, item.low or none, item.high or none, strict=True)
 
 
 def _points_csv(figure: Points) -> str:
-    """Classes by name; an input is identified by its number and, if it has one, its text."""
+    """Format points with classes by name, and inputs by number and, if they have one, text."""
 
     def names(numbers: Sequence[int]) -> list[str]:
         return [figure.classes[number] if 0 <= number < len(figure.classes) else "" for number in numbers]
@@ -77,7 +77,7 @@ def _points_csv(figure: Points) -> str:
 
 
 def json_block(document: Any) -> str:
-    """JSON that can stand inside a script element, whatever its texts contain."""
+    """Format JSON for a script element, whatever its texts contain."""
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -85,7 +85,7 @@ def json_block(document: Any) -> str:
 
 
 def points_payload(figures: Sequence[Points]) -> list[dict[str, Any]]:
-    """Places are whole numbers in a frame that all views of a figure share."""
+    """Convert points for the page's script; coordinates are whole numbers in a frame that its views share."""
     return [_payload(figure, _IMAGES // len(figures)) for figure in figures]
 
 
@@ -109,7 +109,7 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
 
 
 def _images(images: Sequence[str], room: int) -> list[str]:
-    """Thumbnails while there is room; what is not a PNG is left empty."""
+    """Keep thumbnails that are PNG while there is room; the others become empty."""
     kept = []
     for image in images:
         kept.append(image if len(image) <= room and _PNG.fullmatch(image) else "")
@@ -118,7 +118,7 @@ def _images(images: Sequence[str], room: int) -> list[str]:
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:
-    """`prefix`: put before every id. `label`: for screen readers."""
+    """Convert an SVG of matplotlib for a page. `prefix`: put before every id. `label`: for screen readers."""
     root = ET.fromstring(svg)  # noqa: S314 - matplotlib has just written it
     view = root.get("viewBox", "0 0 100 100")
     width = f"{_SCALE * float(view.split()[2]):.0f}"

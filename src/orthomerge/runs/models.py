@@ -17,7 +17,7 @@ from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.merging.stream import MEMORY
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.writing import write_model
 from orthomerge.runs.recipe import Merge, Recipe
@@ -67,7 +67,7 @@ class Plan:
 
 def plan(recipe: Recipe) -> Plan:
     """Read headers only, and list every problem; nothing is computed or written."""
-    experts = open_experts(recipe.opening)
+    experts = Experts(recipe.opening)
     problems, parts = recipe_problems(recipe, experts), experts.partial
     if parts is None:
         return Plan(recipe, experts, problems, {})
@@ -98,7 +98,7 @@ def _peak_memory(recipe: Recipe, parts: Parts) -> int:
 
 def check_recipe(recipe: Recipe, *, merges: Sequence[Merge] | None = None) -> Experts:
     """Return the opened experts of a recipe, or raise an error that lists every problem. `merges`: of a sweep."""
-    experts = open_experts(recipe.opening)
+    experts = Experts(recipe.opening)
     check_problems(recipe_problems(recipe, experts, merges=merges))
     return experts
 

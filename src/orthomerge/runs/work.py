@@ -19,7 +19,7 @@ from orthomerge.core.progress import Watch
 from orthomerge.core.version import VERSION
 from orthomerge.files.folders import names_in
 from orthomerge.files.raw_file import RawFile
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 from orthomerge.models.manifest import README
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
@@ -70,7 +70,7 @@ class Work:
 
     @cached_property
     def experts(self) -> Experts:
-        return self.opened or open_experts(self.recipe.opening).check()
+        return self.opened or Experts(self.recipe.opening).check()
 
     @property
     def section(self) -> Evaluate:

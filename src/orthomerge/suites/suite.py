@@ -27,7 +27,7 @@ from orthomerge.files.publish import publish
 from orthomerge.files.replacing import remove_empty, remove_folder
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.model import Model
 from orthomerge.models.opening import Expert, opening_of
@@ -67,7 +67,7 @@ class Suite:
 
     @cached_property
     def _experts(self) -> Experts:
-        return open_experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
+        return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
 
     def experts(self) -> Experts:
         """Experts, opened once with their base."""
@@ -90,7 +90,7 @@ class Suite:
 
     def alone(self, paths: Mapping[str, Path]) -> dict[str, Model]:
         """Open other classifiers of the suite's tasks, each as a model of its own."""
-        return open_experts(opening_of(paths, **self.options)[0]).check().sources
+        return Experts(opening_of(paths, **self.options)[0]).check().sources
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
         """How the suite's inputs are encoded."""
