@@ -213,10 +213,8 @@ class Ids:
     pad: int = 1
 
     def __call__(self, inputs: Any) -> dict[str, torch.Tensor]:
-        rows = [[int(word) for word in text.split()] for text in inputs]
-        ids = torch.full((len(rows), max(map(len, rows))), self.pad)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row)
+        rows = [torch.tensor([int(word) for word in text.split()]) for text in inputs]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return {"input_ids": ids, "attention_mask": (ids != self.pad).long()}
 
     def digest(self) -> str:
@@ -280,22 +278,14 @@ def test_clip_whose_head_normalises_and_is_in_no_checkpoint(tmp_path: Path, alig
 # Classifiers that are more than a head
 
 
-@pytest.fixture(scope="module")
-def operated(merged: om.Model, data: dict[str, Any]) -> om.Model:
-    """`two` behind a surgery module; the others as they were."""
-    return om.align(merged, {"two": data["two"]}, aligner="surgery", options={"rank": 3, "steps": 30})
-
-
-def test_what_is_added_is_counted_kept_and_loaded(
-    operated: om.Model, merged: om.Model, data: dict[str, Any], tmp_path: Path
-) -> None:
-    operated.save(tmp_path / "to")
+def test_what_is_added_is_counted_kept_and_loaded(merged: om.Model, data: dict[str, Any], tmp_path: Path) -> None:
+    options = {"rank": 3, "steps": 30}
+    om.align(merged, {"two": data["two"]}, aligner="surgery", options=options).save(tmp_path / "to")
     loaded = om.load(tmp_path / "to")
     found = facts(loaded)["tasks"]["two"]
     assert found["extra"] == {"parameters": 2 * 3 * 32, "bytes": 4 * 2 * 3 * 32}
     assert found["facts"]["loss"] < found["facts"]["loss_before"]
-    card = (tmp_path / "to/README.md").read_text()
-    assert "adds 192 parameters" in card
+    assert "adds 192 parameters" in (tmp_path / "to/README.md").read_text()
     classifier = loaded.head("two")
     assert isinstance(classifier, SurgeryHead)
     examples = read_task(data["two"])["test"]

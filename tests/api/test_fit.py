@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from orthomerge.api.saved import load
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
-from orthomerge.files.raw_file import RawFile
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
 from orthomerge.fitting.inputs import encoded
@@ -101,13 +101,13 @@ def test_the_model_is_what_was_fitted(
     experts: Experts, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[tuple[Setting, Fitted]] = []
-    fitted = Realign.fit
+    original = Realign.fit
 
-    def watched(self: Realign, setting: Setting) -> Fitted:
-        kept.append((setting, fitted(self, setting)))
+    def watching(self: Realign, setting: Setting) -> Fitted:
+        kept.append((setting, original(self, setting)))
         return kept[-1][1]
 
-    monkeypatch.setattr(Realign, "fit", watched)
+    monkeypatch.setattr(Realign, "fit", watching)
     model = fit(experts, "realign", data, FEW, device="cpu")
     setting, found = kept[0]
     assert torch.equal(setting.encoder.flat(model.weights), found.weights)
@@ -124,27 +124,16 @@ def test_the_model_is_what_was_fitted(
     assert again.origin.access == "inductive"
 
 
-def test_a_fit_parses_each_header_once_and_builds_one_module(
-    berts: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    headers, built = list[str](), list[int]()
-    parse, build = safetensors._header, Skeleton.build
-
-    def counted(file: RawFile) -> Any:
-        headers.append(str(file.path))
-        return parse(file)
-
-    def building(*args: Any, **more: Any) -> Any:
-        built.append(1)
-        return build(*args, **more)
-
-    monkeypatch.setattr(safetensors, "_header", counted)
-    monkeypatch.setattr(Skeleton, "build", building)
+def test_a_fit_parses_each_header_once_and_builds_one_module(berts: Path, data: dict[str, str]) -> None:
     model_data.release()
-    experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
-    assert tensors_of(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
-    assert len(headers) == len(set(headers)) == 4
-    assert len(built) == 1
+    with (
+        mock.patch.object(safetensors, "_header", wraps=safetensors._header) as parse,
+        mock.patch.object(Skeleton, "build", wraps=Skeleton.build) as build,
+    ):
+        experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
+        assert tensors_of(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(None, "cpu")))
+    headers = [call.args[0].path for call in parse.call_args_list]
+    assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 1)
 
 
 def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:

@@ -68,8 +68,7 @@ def evaluate(
         if "expert" in references:
             subjects = [Subject("expert", teachers), *subjects]
         if "base" in references:
-            base_model = experts.base.with_heads(experts.heads)
-            subjects = [Subject("base", dict.fromkeys(teachers, base_model)), *subjects]
+            subjects = [Subject("base", dict.fromkeys(teachers, experts.base.with_heads(experts.heads))), *subjects]
     encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress)
     return score(subjects, chosen, encoded, suite=suite, against=against, margin=margin)
 

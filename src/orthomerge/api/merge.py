@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
-_PLAIN, _FITTED = "task_arithmetic", "realign"  # what "auto" is without inputs, and with them
 
 
 def merge(
@@ -51,7 +50,7 @@ def merge(
         raise RecipeError("these experts were opened with their base already; leave 'base' out")
     searched = isinstance(method, str) and options.get("scale") == AUTO
     if isinstance(method, str) and method == AUTO:
-        method = _PLAIN if data is None or searched else _FITTED
+        method = "task_arithmetic" if data is None or searched else "realign"
     data = None if data is None else sources_of(data, experts.tasks)
     if searched:
         search = _search(experts, method, data, options, seed=seed, device=device or "cpu", vector=vector)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orthomerge.api.merge import AUTO
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build, schema
 from orthomerge.data.reading import sources_of
 from orthomerge.models.opening import experts_by_name
 from orthomerge.runs.recipe import Recipe, load_recipe_mapping, parse_value
 
-AUTO = "auto"
 _FILES = (".yaml", ".yml")
 _NOTHING = (
     "nothing to merge: give a recipe, or experts and their base, for example: "

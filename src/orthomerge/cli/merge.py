@@ -57,7 +57,8 @@ def merge(
 
     Each task keeps its own labels and head on the one merged encoder.
     """
-    from orthomerge.api.request import AUTO, read_request
+    from orthomerge.api.merge import AUTO
+    from orthomerge.api.request import read_request
 
     recipe = read_request(
         experts,

@@ -181,33 +181,32 @@ def sweep_markdown(
 
 def _best_table(best: Sequence[Best]) -> Table:
     if not any(item.chosen for item in best):
-        rows = [(item.budget, *_shown(item.hindsight)) for item in best]
+        rows = [(item.budget, *_names(item.hindsight), *_test(item.hindsight)) for item in best]
         names = ("budget", "merge", "protocol", "test", "95 %")
         return Table.of("Best in hindsight for each budget of inputs", names, rows, left=3, note=_HINDSIGHT)
     cells = list[tuple[str, ...]]()
     for item in best:
-        late, hindsight = item.hindsight.title, _mean(item.hindsight.test)
-        if item.chosen is None:
-            cells.append((item.budget, "none was scored on val", "", late, "", "", "", hindsight))
-            continue
-        merge, way, test, interval = _shown(item.chosen)
-        late = "the same" if item.chosen is item.hindsight else late
-        cells.append((item.budget, merge, way, late, _mean(item.chosen.val), test, interval, hindsight))
+        title = "the same" if item.chosen is item.hindsight else item.hindsight.title
+        chosen = ("none was scored on val", "") if item.chosen is None else _names(item.chosen)
+        numbers = ("", "", "") if item.chosen is None else (_mean(item.chosen.val), *_test(item.chosen))
+        cells.append((item.budget, *chosen, title, *numbers, _mean(item.hindsight.test)))
     columns = ("budget", "merge", "protocol", "best in hindsight", "val", "test", "95 %", "hindsight")
     return Table.of("Best for each budget of inputs, chosen on validation", columns, cells, left=4, note=_CHOSEN)
 
 
-def _shown(row: Row) -> tuple[str, str, str, str]:
-    interval = "" if row.test is None else f"{row.test.low:.1f}-{row.test.high:.1f}"
-    return row.variant.name, row.way.title, _mean(row.test), interval
-
-
 def _cells(row: Row) -> tuple[str, ...]:
-    names = (row.budget, row.variant.name, row.way.title, "failed" if row.failed else "")
     if row.failed or row.test is None:
-        return (*names, "", "", "", "")
+        return (row.budget, *_names(row), "failed" if row.failed else "", "", "", "", "")
     spread = "" if row.test.spread is None else f"{row.test.spread:.1f}"
-    return (*names, _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
+    return (row.budget, *_names(row), "", _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
+
+
+def _names(row: Row) -> tuple[str, str]:
+    return row.variant.name, row.way.title
+
+
+def _test(row: Row) -> tuple[str, str]:
+    return _mean(row.test), "" if row.test is None else f"{row.test.low:.1f}-{row.test.high:.1f}"
 
 
 def _value(line: Line | None) -> float:

@@ -119,8 +119,8 @@ def _checked(recipe: Recipe) -> Experts:
 def _check_folder(run: Path, *, force: bool) -> None:
     """Refuse a folder with other things in it, and links that lead out of it."""
     try:
-        held = run.is_dir() and any(path.name != RUN for path in run.iterdir())
-        if held and not (run / STORE).is_dir() and not force:
+        is_empty = not run.is_dir() or all(path.name == RUN for path in run.iterdir())
+        if not is_empty and not (run / STORE).is_dir() and not force:
             raise OutputError(
                 f"{run} is not empty and was not made by `orthomerge run` (it has no {STORE}); give another --out, or "
                 "--force to write into it"

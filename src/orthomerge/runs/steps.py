@@ -81,9 +81,9 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     if section.references:
         subjects.append(Subject("expert", encoded.teachers))
     subjects += [Subject.of(work.model(key), encoded.tasks) for key in models]
-    plain = ("base", work.recipe.method)
+    unaligned = ("base", work.recipe.method)
     protocols = [
-        replace(protocol, models=plain) if "expert" in protocol.needs else protocol
+        replace(protocol, models=unaligned) if "expert" in protocol.needs else protocol
         for protocol in protocols_of(section.scorings, section.support)
     ]
     score(subjects, protocols, encoded, against=section.against, margin=section.margin / 100).write(place)

@@ -36,7 +36,7 @@ from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 MERGES = "merges"
 RESULT = "result.json"  # of the scores of one model
-_ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+=@-]+")
 _LONGEST = 100  # letters of a model's name in files
 
 
@@ -98,7 +98,7 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
             models["base"] = Variant("base", seeds=sweep.seeds)
     for variant in variants_of(recipe):
         seed = f"-seed{variant.first}" if variant.seeds == 1 and variant.first else ""
-        name = f"{_ODD.sub('-', variant.name)[:_LONGEST]}{seed}"
+        name = f"{_NOT_IN_NAMES.sub('-', variant.name)[:_LONGEST]}{seed}"
         models[name if name not in models else f"{name}-{key_of(asdict(variant))[:8]}"] = variant
     return models
 
