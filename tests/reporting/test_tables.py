@@ -123,8 +123,10 @@ def test_html() -> None:
 def test_html_shows_cut_texts_in_full_and_holds_no_markup_but_ours() -> None:
     table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
     assert '<td class="n"><code title="blake3:ababab&#34;">abab</code></td>' in html(table)
-    cells = ((ALERT, Cell("<b>", best=True)), (BREAK_OUT, Cell("a\u202eb", "\x1b[2J\ud83d")))
-    text = html(Table.of(ALERT, (ALERT, BREAK_OUT), cells))
+    unseen = "a\u202eb\r\x85"
+    cells = ((ALERT + unseen, Cell("<b>", best=True)), (BREAK_OUT, Cell(unseen, "\x1b[2J\ud83d")))
+    text = html(Table.of(ALERT + unseen, (ALERT + unseen, BREAK_OUT), cells))
     tags = set(re.findall(r"<(\w+)", text))
     assert tags == {"table", "caption", "thead", "tbody", "tr", "th", "td", "strong", "code"}
     assert all(letter == "\n" or letter.isprintable() for letter in text)
+    assert text.count("u202eb") == 4
