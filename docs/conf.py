@@ -1,4 +1,4 @@
-"""How Sphinx builds the site from the Markdown pages of the repository. See docs/adr/0007-docs-site.md."""
+"""Configuration of Sphinx, which builds the site from the Markdown pages. See docs/adr/0007-docs-site.md."""
 
 import sys
 from pathlib import Path

@@ -31,7 +31,7 @@ def main() -> None:
 def take(
     browser: Chromium, page: Path, out: Path, *, width: int, height: int, dark: bool = False, at: str | None = None
 ) -> None:
-    """What a reader sees at one width; `at`: scrolled there, with an input chosen that merging broke."""
+    """Take a picture at one width; `at`: scrolled there, with an input chosen that merging broke."""
     with browser.tab(width=width, height=height, dark=dark, still=True) as tab:
         tab.open(page)
         if at is not None:

@@ -1,1 +1,1 @@
-"""What makes the site's source: our Markdown pages as they are, and pages written from tables, types and docstrings."""
+"""Generated pages of the site, from tables, types and docstrings."""

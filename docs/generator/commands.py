@@ -10,7 +10,7 @@ from docs.generator.options import prose, table
 
 
 def command_tree(app: click.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words; groups are walked."""
+    """Yield every command with its words; groups are walked."""
     context = click.Context(app)
     for name in app.commands:
         command = app.get_command(context, name)

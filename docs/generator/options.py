@@ -43,14 +43,14 @@ def _linked(text: str) -> str:
 
 
 def documentation_of(maker: Callable[..., object]) -> str:
-    """What may describe options: the whole docstring of a class, one paragraph of a function's."""
+    """Docstring that may describe options: the whole of a class, one paragraph of a function."""
     if isinstance(maker, type):
         return maker.__doc__ or ""
     return "\n\n".join(block for block in (inspect.getdoc(maker) or "").split("\n\n") if block.startswith("`"))
 
 
 def option_texts(text: str | None, names: Collection[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says before it comes to its fields, and of each: `` `density`: share that stays; `scale`: ``"""
+    """Split a docstring into its lead and a text per field: `` `density`: share that stays; `scale`: ``"""
     whole = " ".join(inspect.cleandoc(text or "").split())
     matches = re.finditer(rf"(?:^|(?<=[.;] ))({_NAMES})(?=[: ])", whole)
     starts = [match for match in matches if set(_quoted(match[1])) <= set(names)]
@@ -80,7 +80,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def guide_texts(guide: str) -> dict[str, str]:
-    """What the tables `option | default | meaning` of a guide say, without links."""
+    """Meanings in the tables `option | default | meaning` of a guide, without links."""
     texts: dict[str, str] = {}
     for names, meaning in re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \|[^|\n]*\| (.*) \|$", guide):
         texts |= dict.fromkeys(re.findall(r"`(\w+)`", names), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", meaning))
@@ -100,7 +100,7 @@ def default_of(field: Field[Any]) -> str:
 
 
 def options_table(maker: Callable[..., Any], name: str, guide: Mapping[str, str]) -> str:
-    """Every option of a dataclass or function: name, meaning, type, default; empty if it has none."""
+    """Table of a dataclass's or function's options: name, meaning, type, default; empty if it has none."""
     options = schema(maker)
     _, texts = option_texts(documentation_of(maker), options)
     rows = []

@@ -36,7 +36,7 @@ _INPUTS = "--data sst2=sst2.csv --data topic=topic.csv"
 
 
 def page_of(kind: str, row: Row) -> str:
-    """Where the page of a row lies, below docs/reference."""
+    """Path of a row's page below docs/reference."""
     return f"{kind}/{row.name.replace('@', '-at-')}.md"
 
 
@@ -61,7 +61,7 @@ def page(kind: str, row: Row) -> str:
 
 
 def _guided(name: str) -> dict[str, str]:
-    """What the guide to fitted merges says of a method's options, in the section of its name."""
+    """Meanings of a method's options in the guide to fitted merges."""
     section = re.search(rf"(?ims)^## {re.escape(name)}$(.*?)(?=^## |\Z)", _GUIDE.read_text("utf-8"))
     return guide_texts(section[1].partition("| option |")[2]) if section else {}
 

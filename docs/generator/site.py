@@ -1,4 +1,4 @@
-"""What the site has beyond the Markdown pages of the repository: generated pages, trees of contents, a JSON Schema."""
+"""Parts of the site beyond the Markdown pages of the repository: generated pages, trees of contents, a JSON Schema."""
 
 from __future__ import annotations
 

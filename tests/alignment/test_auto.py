@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from statistics import mean
-from typing import cast
 
 import pytest
 import torch
-from tests.alignment.planted import PlantedTask, accuracy, divergence, doubles, planted_task, same_head, weight_of
+from tests.alignment.planted import (
+    PlantedTask,
+    accuracy,
+    divergence,
+    doubles,
+    head_in,
+    planted_task,
+    same_head,
+    weight_of,
+)
 
 from orthomerge.alignment.auto import Auto
-from orthomerge.alignment.folding import first_map, logits_from
+from orthomerge.alignment.folding import logits_from
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random
 
 MEAN = "mean of ridge and kl-map"
@@ -63,12 +70,7 @@ def test_held_out_inputs_may_speak_for_kl_map_alone(seed: int, per_class: int) -
 @pytest.mark.parametrize("per_class", [4, 30])
 @pytest.mark.parametrize(
     ("kl_map", "ridge", "aligner"),
-    [
-        (-0.9, 0.9, MEAN),
-        (0.9, -0.9, MEAN),
-        (1.1, -3.0, "kl-map"),
-        (-3.0, 1.1, "ridge"),
-    ],
+    [(-0.9, 0.9, MEAN), (0.9, -0.9, MEAN), (1.1, -3.0, "kl-map"), (-3.0, 1.1, "ridge")],
 )
 def test_in_doubt_it_is_the_mean(
     per_class: int, kl_map: float, ridge: float, aligner: str, monkeypatch: pytest.MonkeyPatch
@@ -85,21 +87,16 @@ def test_in_doubt_it_is_the_mean(
 @pytest.mark.parametrize("kind", HEADS)
 def test_the_mean_lies_halfway(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between what the two aligners find: first maps, and for a head of one layer logits."""
-    head = head_of(kind)
+    head, X = head_of(kind), random(8, 6, seed=5)
     problem = Problem.of(pair_of(doubles(60, 6), doubles(60, 6, seed=1) + doubles(60, 6)), head)
     level = torch.tensor([9.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None].expand(4, 60)
     monkeypatch.setattr(KlProblem, "rivals", lambda self, strength: level)
-    found = Auto().align(problem)
-    assert found.facts["aligner"] == MEAN
-    ridge, kl = Ridge().align(problem), KlMap().align(problem)
-    strengths = found.facts["strength of ridge"], found.facts["strength of kl-map"]
-    assert strengths == (ridge.facts["strength"], kl.facts["strength"])
-    made, one, other = (first_map(cast("Head", each.classifier)) for each in (found, ridge, kl))
-    torch.testing.assert_close(made.weight, (one.weight + other.weight) / 2)
-    if made.bias is not None and one.bias is not None and other.bias is not None:
-        torch.testing.assert_close(made.bias, (one.bias + other.bias) / 2)
+    found, ridge, kl = (aligner.align(problem) for aligner in (Auto(), Ridge(), KlMap()))
+    strengths = {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]}
+    assert found.facts == {"kept": True, "aligner": MEAN, **strengths}
+    made, one, other = (head_in(each.classifier).tensors() for each in (found, ridge, kl))
+    torch.testing.assert_close(made, {name: (one[name] + other[name]) / 2 for name in made})
     if head.hidden is None:
-        X = random(8, 6, seed=5)
         torch.testing.assert_close(found.classifier(X), (ridge.classifier(X) + kl.classifier(X)) / 2)
 
 

@@ -87,26 +87,6 @@ def test_a_planted_map_is_found(kind: str) -> None:
     assert after < (1e-3 if problem.head.hidden is None else 2e-2) * before  # behind a tanh some are out of reach
 
 
-def test_more_strength_is_less_change() -> None:
-    problem = problem_of("plain")
-    sizes = [
-        float(change(problem, head_in(KlMap(strength).align(problem).classifier)).norm()) for strength in STRENGTHS
-    ]
-    assert sizes[0] == 0
-    assert sizes == sorted(sizes)
-
-
-def test_a_strength_means_the_same_in_every_unit() -> None:
-    """Features and head in other units give the same outputs."""
-    expert, W, bias = doubles(40, 6, seed=1), doubles(3, 6, seed=3), doubles(3, seed=4)
-    merged = expert @ turn(6) + 0.3 * doubles(40, 6)
-    one, other = (
-        KlMap(0.03).fit(pair_of(size * merged, size * expert), linear_head(W / size, bias)).classifier
-        for size in (1.0, 50.0)
-    )
-    torch.testing.assert_close(one(merged), other(50 * merged), rtol=0, atol=5e-3)
-
-
 def by_l_bfgs(problem: Problem, D: torch.Tensor, strength: float) -> float:
     """The least of the printed objective that torch's own optimiser finds from D, in a thousand iterations."""
     D = D.detach().clone().requires_grad_()
@@ -264,15 +244,6 @@ def test_held_out_inputs_are_held_out() -> None:
     assert len(judged) == len(set(judged.tolist())) == 500
     unchanged, _ = kl.held_out(math.inf)
     assert float(unchanged.mean()) == pytest.approx(divergence(problem.Z, logits_from(problem.head, problem.H)))
-
-
-@pytest.mark.parametrize("strength", [0.0, DEFAULT, "auto"])
-@pytest.mark.parametrize("kind", HEADS)
-def test_features_that_are_all_zero_say_nothing(kind: str, strength: Any) -> None:
-    head = head_of(kind)
-    for count in (1, 7):
-        found = KlMap(strength).fit(pair_of(torch.zeros(count, 6), doubles(count, 6)), head).classifier
-        assert same_head(found, head)
 
 
 def test_one_class_has_nothing_to_learn() -> None:

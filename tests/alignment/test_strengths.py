@@ -12,6 +12,8 @@ from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import centred_rows, first_map
+from orthomerge.alignment.kl_map import STRENGTHS as KL_STRENGTHS
+from orthomerge.alignment.kl_map import KlMap
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
 from orthomerge.alignment.problem import STRENGTHS, Problem, Spectrum, near_best
 from orthomerge.alignment.rigid import FOLDS, KAPPAS, scale_of, turn_of
@@ -158,25 +160,27 @@ def test_a_linear_map_is_the_printed_one() -> None:
     torch.testing.assert_close(A, expected)
 
 
-def test_more_strength_is_less_change() -> None:
+@pytest.mark.parametrize(("aligner", "strengths"), [(Ridge, STRENGTHS), (KlMap, KL_STRENGTHS)])
+def test_more_strength_is_less_change(aligner: type[Ridge] | type[KlMap], strengths: tuple[float, ...]) -> None:
     head = exact(head_of("plain"))
     problem = Problem.of(pair_of(doubles(20, 6), doubles(20, 6, seed=1)), head)
-    sizes = [float((weight_of(Ridge(s).align(problem).classifier) - head.output.weight).norm()) for s in STRENGTHS]
+    sizes = [float((weight_of(aligner(s).align(problem).classifier) - head.output.weight).norm()) for s in strengths]
     assert sizes[0] == 0
     assert sizes == sorted(sizes)
-    assert list(STRENGTHS) == sorted(STRENGTHS, reverse=True)
+    assert list(strengths) == sorted(strengths, reverse=True)
 
 
+@pytest.mark.parametrize(("aligner", "near"), [(Ridge(), 1e-8), (KlMap(0.03), 5e-3)])
 @pytest.mark.parametrize("size", [1e-3, 50.0])
-def test_a_strength_means_the_same_in_every_unit(size: float) -> None:
+def test_a_strength_means_the_same_in_every_unit(aligner: Ridge | KlMap, near: float, size: float) -> None:
     """Features and head in other units give the same logits."""
     expert, bias = doubles(30, 6, seed=1), doubles(3, seed=4)
     merged, W = expert @ turn(6) + 0.3 * doubles(30, 6), doubles(3, 6, seed=3)
-    one = Ridge().fit(pair_of(merged, expert), linear_head(W, bias))
-    other = Ridge().fit(pair_of(size * merged, size * expert), linear_head(W / size, bias))
-    assert one.facts == other.facts
+    one = aligner.fit(pair_of(merged, expert), linear_head(W, bias))
+    other = aligner.fit(pair_of(size * merged, size * expert), linear_head(W / size, bias))
+    assert one.facts["strength"] == other.facts["strength"]
     assert math.isfinite(cast("float", one.facts["strength"]))
-    torch.testing.assert_close(one.classifier(merged), other.classifier(size * merged), rtol=0, atol=1e-8)
+    torch.testing.assert_close(one.classifier(merged), other.classifier(size * merged), rtol=0, atol=near)
 
 
 def test_least_squares_is_the_best_head_there_is() -> None:

@@ -184,6 +184,7 @@ def test_a_module_of_ones_own_merges_by_its_prefix(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, mean.reshape(-1))
     refused: dict[str, Callable[[], object]] = {
         "a module of your own cannot be built here": lambda: loaded.predict(["a"]),
+        "is of a module of your own, which cannot be built here": lambda: om.align(loaded, {"x": "x"}),
         "no classifier that computes": lambda: om.export(loaded, tmp_path / "x", task="x"),
     }
     for message, action in refused.items():

@@ -1,4 +1,4 @@
-"""What the generator of the site makes of docstrings, types, tables and commands."""
+"""Pages that are generated from docstrings, types, tables and commands."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def test_the_tutorial_does_what_it_says(berts: Path, tmp_path: Path, monkeypatch
     names: dict[str, Any] = {}
     for kind, text in blocks(ROOT / "docs" / "tutorial.md"):
         _run(kind, text, names)
-    for made in ("merged", "aligned", "merged-and-aligned", "sentiment-merged"):
-        assert (tmp_path / made).is_dir(), made
+    for name in ("merged", "aligned", "merged-and-aligned", "sentiment-merged"):
+        assert (tmp_path / name).is_dir(), name
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "run-of-recipe" / "report.html").is_file()
     assert [set(prediction) for prediction in names["predictions"]] == [{"sentiment", "topic"}] * 2

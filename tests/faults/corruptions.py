@@ -82,7 +82,7 @@ def as_pickle(world: World) -> None:
 
 
 class Evil:
-    """What would make a folder if it were unpickled as usual."""
+    """An object that makes a folder when it is unpickled as usual."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -195,7 +195,7 @@ def configured(world: World, /, name: str = "two", **changes: Any) -> None:
 
 @damaging
 def shuffled(world: World, /, name: str) -> None:
-    """Every matrix with its rows in another order: same shapes, same statistics, another model."""
+    """Shuffle the rows of every matrix: same shapes, same statistics, another model."""
 
     def mix(state: Tensors) -> None:
         for key, value in state.items():

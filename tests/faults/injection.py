@@ -33,7 +33,7 @@ _LONGEST = 120  # seconds after which a run hangs
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run ended. `calls`: (kind, path below the folder) of every call; `open`: descriptors it left open."""
+    """Result of a run. `calls`: (kind, path below the folder) of every call; `open`: descriptors it left open."""
 
     code: int
     err: str

@@ -1,6 +1,4 @@
-"""Alignments by the library that fail or cannot be saved: an error, and nothing left behind. The command's are in
-`cases.py`.
-"""
+"""Aligners of others that fail or give heads that cannot be saved: an error, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from orthomerge.alignment.align import align
 from orthomerge.alignment.aligners import Alignment
@@ -20,9 +17,6 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeErro
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
 
 
 def steep(head: Head, features: torch.Tensor) -> Head:
@@ -80,14 +74,3 @@ def test_what_cannot_be_saved_leaves_nothing(
     with pytest.raises(error, match=match):
         align(merged_berts, data, aligner="ridge", encoding=Encoding(device="cpu"), limit=8).save(tmp_path / "to")
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-
-
-def test_a_module_of_the_users_own_cannot_be_encoded(tmp_path: Path) -> None:
-    body = {"body.w": torch.ones(3, 3)}
-    save_file(body, tmp_path / "base.safetensors")
-    save_file({"body.w": torch.eye(3) + 1, "fc.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
-    expert = Expert(str(tmp_path / "a.safetensors"), head=HeadNames(("fc",)))
-    recipe = Recipe({"a": expert}, base=str(tmp_path / "base.safetensors"), family="generic", encoder_prefix="body")
-    write(recipe, out=tmp_path / "out")
-    with pytest.raises(RecipeError, match="is of a module of your own, which cannot be built here"):
-        align(tmp_path / "out", {"a": "x"})

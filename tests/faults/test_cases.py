@@ -115,7 +115,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """Every path below a folder with what it holds."""
+    """List every path below a folder with its content."""
     paths: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         kind = path.lstat().st_mode

@@ -39,7 +39,7 @@ KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens to a command. `over`: an older output is there and `--force` is given."""
+    """A kind of fault. `over`: an older output is there, and the command has `--force`."""
 
     what: What
     over: bool = False
@@ -54,7 +54,7 @@ SCENARIOS = (
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
-    """Read every file by name. A file counts as the link that it stands for where none can be made."""
+    """Read every file by name. A file counts as a link where no link can be made."""
     files = contents(folder)
     if MANIFEST in files:
         manifest = json.loads(files[MANIFEST])
@@ -147,7 +147,7 @@ def make_stand(name: str, injector: Injector, experts: Path, merged: Path) -> St
 
 
 def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) -> list[int]:
-    """Which calls to look at; of the scenarios with an older output, `make test` looks at the end alone."""
+    """Numbers of the calls to look at; of the scenarios with an older output, `make test` looks at the end alone."""
     every = list(range(1, len(calls) + 1))
     if ALL and scenario.what in ("full", "signal") and name != "merge":
         return every[::7]
@@ -161,7 +161,7 @@ def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) ->
 
 
 def failed(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
-    """What is wrong with how a run ended in which a call of a kind failed."""
+    """Complaints about a run in which a call of a kind failed."""
     complete, left = stand.output() == stand.new, stand.left()
     if ran.open:
         yield f"left open: {ran.open}"
@@ -180,7 +180,7 @@ def failed(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
 
 
 def interrupted(stand: Stand, number: int, ran: Ran) -> Iterator[str]:
-    """What is wrong with how a run ended that was sent a signal; one that was done already may end well."""
+    """Complaints about a run that was sent a signal; one that was done already may end well."""
     if ran.code != 128 + number and (ran.code or stand.output() != stand.new):
         yield f"exit code {ran.code}: {ran.err}"
     if ran.code and not ran.err.startswith("orthomerge: interrupted; nothing half-written was left behind"):
@@ -190,7 +190,7 @@ def interrupted(stand: Stand, number: int, ran: Ran) -> Iterator[str]:
 
 
 def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tuple[str, ...]]) -> Iterator[str]:
-    """What is wrong after something happened at call `k`, and after the same command again.
+    """Complaints after something happened at call `k`, and after the same command again.
 
     A longer command is not run again on leftovers that it has met before (`seen`): the next run looks at their names.
     """

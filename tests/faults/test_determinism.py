@@ -38,7 +38,7 @@ write_outputs(*map(Path, sys.argv[1:]))
 
 
 def write_outputs(models: Path, place: Path) -> None:
-    """Every method that needs no data, four aligners, two fits."""
+    """Write an output of every method that needs no data, four aligners and two fits."""
     plain = recipe_for(models, seed=3)
     data: Any = {task: str(models / f"{task}.csv") for task in TASKS}
     for name in METHODS:

@@ -43,7 +43,7 @@ def recipe(experts: Path) -> Recipe:
 
 
 def test_an_evaluation_that_is_interrupted(injected: Injector, experts: Path, merged: Path) -> None:
-    """Of a run that is interrupted nothing is left; one that was there before can still be read, or says what to do."""
+    """An interrupted run leaves nothing; a run that was there before can still be read, or says what to do."""
     words = [*evaluation(experts, merged), "--out", str(injected.root / "run")]
     for older in (False, True):
         root = injected.reset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,11 @@ def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
-def test_a_file_without_tensors_or_metadata(tmp_path: Path) -> None:
+def test_a_file_without_tensors_and_one_with_a_padded_header(tmp_path: Path) -> None:
     path = write(tmp_path, {})
     assert (read_safetensors(path), load_file(path)) == ({}, {})
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode() + b"   "
+    assert list(read_safetensors(raw(tmp_path / "x", header, bytes(8)))) == ["a"]
 
 
 def test_runs_of_a_tensor(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_odd_names_of_tensors(tmp_path: Path, name: str) -> None:
         read_safetensors(path)
 
 
-def test_names_that_are_fine() -> None:
+def test_names_that_are_fine_and_one_that_is_not() -> None:
     for name in ("a", "a.b.0.weight", "größe", "x" * 1_000, "a b", "a:b", "_x", "层.weight"):
         check_name(name, Path("x"))
     with pytest.raises(CheckpointError, match="tensor with the name '__metadata__', which no framework writes"):
@@ -239,21 +240,12 @@ def test_a_header_longer_than_the_limit_is_not_read(tmp_path: Path) -> None:
     assert time.perf_counter() - started < 1
 
 
-def test_padding_of_the_header_is_accepted(tmp_path: Path) -> None:
-    header = json.dumps({"a": _tensor()}).encode() + b"   "
-    assert list(read_safetensors(raw(tmp_path / "x", header, bytes(8)))) == ["a"]
-
-
 # Shards
 
 
 def random(count: int = 5) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {f"layer.{number}.weight": torch.randn(4, 5, generator=generator) for number in range(count)}
-
-
-def _sized(*sizes: int) -> dict[str, Spec]:
-    return {f"t{number}": Spec((size,), "U8") for number, size in enumerate(sizes)}
 
 
 PLANS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
@@ -272,7 +264,7 @@ PLANS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
 
 @pytest.mark.parametrize(("sizes", "most", "expected"), PLANS.values(), ids=PLANS.keys())
 def test_where_shards_are_cut(sizes: tuple[int, ...], most: int, expected: list[list[int]]) -> None:
-    specs = _sized(*sizes)
+    specs = {f"t{number}": Spec((size,), "U8") for number, size in enumerate(sizes)}
     shards = plan_shards(specs, most)
     assert [[spec.nbytes for spec in shard.values()] for shard in shards] == expected
     assert [name for shard in shards for name in shard] == list(specs)
@@ -352,19 +344,10 @@ def test_blocks_that_do_not_fit_are_a_defect_of_ours(
         write_shards(tmp_path, specs, blocks, most=10**6)
 
 
-def test_an_error_of_the_stream_is_passed_on(tmp_path: Path) -> None:
-    def blocks() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "a", A
-        raise ZeroDivisionError("the merge failed")
-
-    with pytest.raises(ZeroDivisionError, match="the merge failed"):
-        write_shards(tmp_path, {"a": Spec((2,), "F32"), "b": Spec((3,), "F32")}, blocks(), most=10**6)
-
-
 def test_a_file_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("mine")
     with pytest.raises(FileExistsError):
-        write_shards(tmp_path, {"a": Spec((2,), "F32")}, [("a", A)], most=10**6)
+        write(tmp_path, {"a": A})
     assert (tmp_path / "model.safetensors").read_text() == "mine"
 
 
@@ -377,14 +360,9 @@ def test_a_disk_that_does_not_keep_what_it_was_given(
     def faulty(handle: int) -> None:
         sync(handle)
         content = bytearray(path.read_bytes())
-        if fault == "flipped":
-            content[-1] ^= 1
-        elif fault == "lost":
-            del content[-4:]
-        else:
-            content[20] ^= 0x80
-        path.write_bytes(content)
+        content[20 if fault == "header" else -1] ^= 0x80
+        path.write_bytes(content[:-4] if fault == "lost" else content)
 
     monkeypatch.setattr(os, "fsync", faulty)
     with pytest.raises(OutputError, match=r"model.safetensors does not read back as it was written; the disk or the"):
-        write_shards(tmp_path, {"a": Spec((2,), "F32")}, [("a", A)], most=10**6)
+        write(tmp_path, {"a": A})

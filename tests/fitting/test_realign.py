@@ -29,12 +29,12 @@ def setting() -> Setting:
 def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
     """The mean divergence from the experts over all inputs."""
     setting.encoder.load(weights)
-    mixed = []
+    losses = []
     for task in setting.tasks:
         teacher = setting.heads[task](setting.inputs.targets[task].features).log_softmax(1)
         student = heads[task](encoded(setting.encoder, setting.inputs, task)).log_softmax(1)
-        mixed.append((teacher.exp() * (teacher - student)).sum(1).mean())
-    return float(torch.stack(mixed).mean())
+        losses.append((teacher.exp() * (teacher - student)).sum(1).mean())
+    return float(torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _play(source: Path, place: Path) -> dict[str, Outcome]:
 
 
 def _against(old: Mapping[str, Outcome], new: Mapping[str, Outcome]) -> dict[str, list[str]]:
-    """What differs, command by command: bytes of moves and merges without data, values of all else to 1e-6."""
+    """Differences by command: in bytes for moves and merges without data, beyond 1e-6 for all else."""
     changes: dict[str, list[str]] = {}
     for name, outcome in new.items():
         tolerance = 0.0 if outcome.command.same_bytes else _SAME_MACHINE

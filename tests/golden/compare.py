@@ -17,7 +17,7 @@ Print = list[Any] | float | str
 
 
 def fingerprint(value: Value) -> Print:
-    """Of a tensor: dtype, shape, largest entry, norm, sum and eight entries at fixed places, all in float64."""
+    """Summary of a tensor: dtype, shape, largest entry, norm, sum and eight entries at fixed places, in float64."""
     if not isinstance(value, torch.Tensor):
         return value if isinstance(value, str) else float(f"{value:.{_DIGITS + 1}g}")
     flat = value.detach().to(torch.float64).reshape(-1)
@@ -41,8 +41,8 @@ def compare_prints(
     differences = _names(expected, values)
     for name in expected.keys() & values.keys():
         if noise is None or not re.search(noise, name):
-            told = _other_print(expected[name], fingerprint(values[name]), tolerance)
-            differences += [(name, told)] if told else []
+            difference = _other_print(expected[name], fingerprint(values[name]), tolerance)
+            differences += [(name, difference)] if difference else []
     return sorted(differences)
 
 
@@ -61,8 +61,8 @@ def compare_exactly(old: Mapping[str, Value], new: Mapping[str, Value], toleranc
     """The same for whole tensors; a tolerance of 0 asks for the same bytes."""
     differences = _names(old, new)
     for name in old.keys() & new.keys():
-        told = _other_tensor(old[name], new[name], tolerance)
-        differences += [(name, told)] if told else []
+        difference = _other_tensor(old[name], new[name], tolerance)
+        differences += [(name, difference)] if difference else []
     return sorted(differences)
 
 

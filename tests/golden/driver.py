@@ -19,7 +19,7 @@ from typing import IO
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind beside its files."""
+    """Exit code and output of a command."""
 
     exit: int
     output: str

@@ -1,4 +1,4 @@
-"""What a command left behind, as plain values under names that do not depend on where files lie.
+"""Plain values of a command's files, under names that do not depend on where files lie.
 
     encoder/LAYER.weight       a tensor, without the prefix of its family
     head/TASK/weight, bias     hidden.weight and hidden.bias where a head has two layers; extra/TASK/... beyond a head
@@ -129,7 +129,7 @@ def _records(run: Path) -> dict[str, Value]:
 
 
 def _record_name(record: Mapping[str, Any]) -> str:
-    """What tells one record from the others of its run."""
+    """Name of a record that no other record of its run has."""
     parameters = ",".join(f"{key}={value}" for key, value in sorted(record["parameters"].items()))
     method = f"{record['method']}({parameters})" if parameters else str(record["method"])
     read = record["protocol"] if record.get("aligner") is None else f"aligner {record['aligner']}"
@@ -148,7 +148,7 @@ def _diagnosis(document: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Every number inside, in order; the order of keys does not count."""
+    """Yield every number inside, in order; the order of keys does not count."""
     if isinstance(value, Mapping):
         for key in sorted(value):
             yield from _numbers(value[key])

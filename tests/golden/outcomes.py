@@ -1,4 +1,4 @@
-"""What every golden command left behind, beside the committed values: tests/golden/values.json, one line per value."""
+"""Outcomes of all golden commands beside the committed values: tests/golden/values.json, one line per value."""
 
 from __future__ import annotations
 

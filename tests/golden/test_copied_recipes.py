@@ -39,10 +39,10 @@ def scores(child: Driver, folder: str) -> dict[str, Value]:
 
 def expert_is_right(child: Driver, folder: str, task: str) -> None:
     """An expert read as it is has nine of ten labels right: so the world's labels were made."""
-    (found,) = [
+    (score,) = [
         value for name, value in scores(child, folder).items() if name.startswith(f"score/expert/{task}/current/")
     ]
-    assert float(np.asarray(found)[0]) == pytest.approx(0.9)
+    assert float(np.asarray(score)[0]) == pytest.approx(0.9)
 
 
 # --- R1, R2: pooling --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the commands leave behind is what is committed; `python -m tests.golden --write` commits it anew."""
+"""Commands give the committed values; `python -m tests.golden --write` writes them anew."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_adapter(folder: Path, seed: int, full: Tensors) -> None:
-    """As peft writes it: two factors per matrix, and the head whole."""
+    """Write an adapter as peft does: two factors per matrix, and the head whole."""
     folder.mkdir()
     config = {
         "peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": "base", "r": RANK, "lora_alpha": RANK,

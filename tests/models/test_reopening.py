@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.conftest import NAMES
 from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_models
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.files.folders import LOCAL
 from orthomerge.models.experts import reopen_experts
-from orthomerge.models.skeleton import quiet
-
-NAMES = ("two", "three")
 
 
 @pytest.fixture
@@ -88,23 +86,19 @@ def test_another_expert_is_refused(world: Path, berts: Path) -> None:
         reopen_experts(model)
 
 
-def test_live_experts_are_found_again_by_content(berts: Path, tmp_path: Path) -> None:
-    with quiet():
-        from transformers import AutoModelForSequenceClassification, BertModel
-
-        base = BertModel.from_pretrained(berts / "base")
-        live = {name: AutoModelForSequenceClassification.from_pretrained(berts / name) for name in NAMES}
-    om.merge(live, "average", base=base).save(tmp_path / "out")
+def test_live_experts_are_found_again_by_content(live: Any, berts: Path, tmp_path: Path) -> None:
+    base, experts = live
+    om.merge(experts, "average", base=base).save(tmp_path / "out")
     model = om.load(tmp_path / "out")
     folders = {name: berts / name for name in NAMES}
     assert reopen_experts(model, experts=folders, base=berts / "base").tasks == NAMES
-    assert reopen_experts(model, experts=live, base=base).tasks == NAMES
+    assert reopen_experts(model, experts=experts, base=base).tasks == NAMES
     with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .* is not the one"):
         reopen_experts(model, experts={**folders, "two": berts / "five"}, base=berts / "base")
     with torch.no_grad():
-        live["three"].bert.encoder.layer[0].output.dense.bias.add_(1)
+        experts["three"].bert.encoder.layer[0].output.dense.bias.add_(1)
     with pytest.raises(IncompatibleError, match=r"the expert of 'three' at .* is not the one"):
-        reopen_experts(model, experts=live, base=base)
+        reopen_experts(model, experts=experts, base=base)
 
 
 def test_zero_shot_heads_keep_their_classes(tmp_path: Path) -> None:

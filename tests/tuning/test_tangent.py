@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +17,10 @@ from benchmarks.tangent import (
     run,
 )
 
-from orthomerge.data.task import Examples, Task
+from orthomerge.data.task import Task
 from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks
 from orthomerge.tuning.settings import Mode, Tuning
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COUNT = 400
 
@@ -79,11 +76,7 @@ def test_some_modes_alone() -> None:
 
 def first(task: Task, count: int) -> Task:
     """A task with only the first inputs of every split."""
-    splits = {}
-    for split, part in task.splits.items():
-        assert part.labels is not None
-        splits[split] = Examples(part.inputs[:count], part.labels[:count], part.split)
-    return replace(task, splits=splits)
+    return replace(task, splits={split: part.take(range(count)) for split, part in task.splits.items()})
 
 
 def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,11 +62,14 @@ class Fixed(Gates):
         super().__init__(weights.new_zeros(0), lr=0.0)
         self._weights = weights
 
+    def groups(self) -> list[dict[str, Any]]:
+        return []
+
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
         weights.copy_(self._weights)
 
-    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(self.values)
+    def backward(self, gradient: torch.Tensor, step: int) -> None:
+        pass
 
 
 class Free(Gates):

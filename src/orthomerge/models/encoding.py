@@ -34,7 +34,7 @@ _FORMAT = 2  # of keys in the cache
 
 @dataclass(frozen=True)
 class Encoding:
-    """How inputs are encoded. `cache`: None to compute anew. `processor`: instead of each model's own."""
+    """How inputs are encoded. `cache`: None to use none. `processor`: instead of each model's own."""
 
     cache: FeatureCache | None = field(default_factory=FeatureCache)
     device: str = "auto"
@@ -124,7 +124,7 @@ def extract(
     if not len(examples):
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
     device, order = device_of(how.device), _order(examples, processor)
-    # In inference mode autocast would cast the weights anew for each batch.
+    # In inference mode autocast would cast the weights again for each batch.
     mode = torch.inference_mode if how.precision == "float32" else torch.no_grad
     values = torch.empty(0, 0)
     narrow = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")

@@ -105,7 +105,7 @@ _ROWS = (
     ),
     # Raffel et al. 2020, arXiv 1910.10683. The decoder reads the input itself, shifted by one, as in BART (Lewis et al.
     # 2020); its state at the last end-of-sequence token goes into a head of two layers.
-    # `lm_head` is tied to `shared` in T5 1.0 but not in 1.1 and Flan: it is left out, not taken for a twin. The bias is
+    # `lm_head` is tied to `shared` in T5 1.0 but not in 1.1 and Flan: it is left out, not treated as tied. The bias is
     # in the files of the first T5 models, and read by no later code.
     _text(
         ("t5", "T5, encoder and decoder", "T5"),

@@ -1,4 +1,4 @@
-"""The layout of a model folder, and its manifest: what it records, and how it is read from a file of anybody.
+"""The layout of a model folder, and its manifest: what it records, and how it is read and checked.
 
 OUT/encoder.safetensors        the only large file (or shards); names as in the stock classifier
 OUT/tokenizer.json ...         tokenizer or image processor
@@ -47,7 +47,7 @@ _WORDS = {str: "a string", int: "a whole number", bool: "true or false", dict: "
 _MOST_CARD, _LONGEST_LICENCE = 64 << 10, 100  # characters
 _HEADER = re.compile(r"\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTILINE)
-_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
+_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to reveal much
 
 # Nested as the manifest is: a type, or a tuple of types and values. A key `*` stands for all, a key that ends with `?`
 # may be absent; a list is one of such.

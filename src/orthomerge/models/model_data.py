@@ -134,7 +134,7 @@ class Origin:
 
     @property
     def access(self) -> Access:
-        """Which inputs the making saw: none, unless the model was fitted or its heads were aligned."""
+        """Which inputs were used: none, unless the model was fitted or its heads were aligned."""
         seen: list[Access] = [self.facts[stage]["access"] for stage in ("fit", "alignment") if stage in self.facts]
         return "transductive" if "transductive" in seen else seen[0] if seen else "data-free"
 

@@ -91,7 +91,7 @@ class LinearisedEncoder(nn.Module):
         self._family, self._pooling = family, pooling
         parameters = dict(encoder.named_parameters())
         self.names = tuple(parameters)
-        # A parameter's name may not contain dots, so they lie in a list.
+        # In a list, because a parameter's name may not contain dots.
         self.deltas = nn.ParameterList(
             torch.zeros_like(parameter) if deltas is None else deltas[name].detach().to(parameter).clone()
             for name, parameter in parameters.items()

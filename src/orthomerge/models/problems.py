@@ -71,7 +71,7 @@ def code_problem(where: str, source: Checkpoint | Adapter, family: str | None) -
 
 
 def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
-    """Tensors of the base that nobody can place, or that no method can merge."""
+    """Tensors of the base that belong to no known part, or that no method can merge."""
     misfits = []
     if counted := [key for key in split.names if key.endswith(_STATISTICS)]:
         patterns = ", ".join(f"'*{name}'" for name in (*_STATISTICS, ".num_batches_tracked"))

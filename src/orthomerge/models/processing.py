@@ -46,9 +46,9 @@ class TextProcessor:
     files: str = field(repr=False)
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        strange = next((item for item in inputs if not isinstance(item, str)), None)
-        if strange is not None:
-            raise IncompatibleError(f"a tokenizer reads texts, got {type(strange).__name__}")
+        other = next((item for item in inputs if not isinstance(item, str)), None)
+        if other is not None:
+            raise IncompatibleError(f"a tokenizer reads texts, got {type(other).__name__}")
         encoded = self.tokenizer(
             list(inputs),
             padding=True,

@@ -21,7 +21,7 @@ from orthomerge.files.raw_file import RawFile, is_digest_of
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
 from orthomerge.models.skeleton import quiet
 
-# Files beside the weights that the encoder is of no use without.
+# Files without which the encoder cannot be used.
 COMPANIONS = (
     "added_tokens.json", "bpe.codes", "feature_extractor_config.json", "merges.txt", "preprocessor_config.json",
     "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "spm.model",

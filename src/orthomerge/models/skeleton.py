@@ -1,6 +1,6 @@
 """Stock encoders of transformers, built for tensors of given names and shapes and then filled with them.
 
-transformers never reads a folder of somebody else: the module is built from known keys of the config, those that say
+transformers never reads a folder of an unknown author: a module is built from known keys of the config, that say
 what a model is. Keys that say how to load or run one (`auto_map`, `attn_implementation`, `quantization_config`, ...)
 have no effect. transformers 5 gives some modules other names than the tensors it saves, so a state dict whose tensors
 hold their own number is loaded once, and the place of each number is read back.

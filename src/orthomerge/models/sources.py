@@ -90,7 +90,7 @@ class Opened:
 
     @cached_property
     def processor(self) -> ProcessorSource:
-        """How inputs are processed: as beside the base, else as beside the first expert that says."""
+        """How inputs are processed: by the files of the base, else of the first expert that has any."""
         for name in ("", *self.tasks):
             if name in self.live and self.live[name].processor is not None:
                 return ProcessorSource(self.family.modality, self.config, live=self.live[name].processor)

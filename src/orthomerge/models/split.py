@@ -70,7 +70,7 @@ def split_base(
     unknown: list[str] = []
     for key in specs:
         bare, name = key.removeprefix(outer), key.removeprefix(prefix)
-        twin = family.tied.get(name, name)
+        target = family.tied.get(name, name)
         if matches(bare, ignore) or matches(key, ignore):
             left_out[key] = _IGNORED
         elif bare in heads:
@@ -79,10 +79,10 @@ def split_base(
             left_out[key] = _FOREIGN
         elif not key.startswith(prefix):
             unknown.append(key)
-        elif twin in names or (twin != name and prefix + twin in specs):
-            left_out[key] = f"{TIED}{twin}"
+        elif target in names or (target != name and prefix + target in specs):
+            left_out[key] = f"{TIED}{target}"
         else:
-            names[twin] = key
+            names[target] = key
     return Split(names, {}, left_out, tuple(unknown), (prefix,))
 
 
@@ -179,17 +179,17 @@ def _fitting_prefixes(
 
 
 def _possible_prefixes(specs: Mapping[str, Spec], family: Family, needed: Iterable[str]) -> list[str]:
-    """Every prefix under which some needed tensor lies, most plausible first, without judging yet."""
+    """Every prefix under which some needed tensor is, most plausible first."""
     keys = list(needed)
     anchors = [*keys[:1], *keys[len(keys) // 2 : len(keys) // 2 + 1], *keys[-1:]]
-    names = [name for anchor in anchors for name in (anchor, *_twins(family, anchor))]
+    names = [name for anchor in anchors for name in (anchor, *_ties(family, anchor))]
     ends = [(key, name) for name in names for key in specs if key == name or key.endswith("." + name)]
     return list(dict.fromkeys((family.prefix, "", *(key.removesuffix(name) for key, name in ends))))
 
 
 def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, wanted: Iterable[str]) -> dict[str, str]:
-    """Canonical name -> name in the checkpoint, for wanted tensors that are there; a tied twin will do."""
-    names = {key: [prefix + each for each in (key, *_twins(family, key)) if prefix + each in specs] for key in wanted}
+    """Canonical name -> name in the checkpoint, for wanted tensors that are there, maybe under a tied name."""
+    names = {key: [prefix + each for each in (key, *_ties(family, key)) if prefix + each in specs] for key in wanted}
     return {key: present[0] for key, present in names.items() if present}
 
 
@@ -202,5 +202,5 @@ def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None
     return {part: name for part, name in names.items() if name in specs}
 
 
-def _twins(family: Family, key: str) -> list[str]:
+def _ties(family: Family, key: str) -> list[str]:
     return [alias for alias, target in family.tied.items() if target == key]
