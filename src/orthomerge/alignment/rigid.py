@@ -1,4 +1,4 @@
-"""The orthogonal map from merged to expert features, with a prior that keeps what was never seen where it is.
+"""The orthogonal map from merged to expert features, with a prior at the identity.
 
 Schönemann 1966 for Procrustes: of all orthogonal A the one that minimises sum ||A h - t||^2 is polar(S), S = sum t h^T.
 A matrix-Langevin prior, p(A) proportional to exp(kappa s tr A), makes it
