@@ -106,6 +106,10 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
         ("[knm]", "unknown protocol 'knm'; did you mean 'knn'"),
         ("[{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
         ("[{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
+        (
+            "[{aligner: surgery, options: {seed: 3}}]",
+            "aligner surgery: the seed is that of the draw .*; leave 'seed' out",
+        ),
     ],
 )
 def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: str) -> None:
