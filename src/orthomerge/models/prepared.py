@@ -84,9 +84,8 @@ class Pool:
         """The pool with more inputs after those that it has."""
         if not parts:
             return self
-        more = None if self.kept is None else _processed(parts, self.device, room)
         kept = None
-        if self.kept is not None and more is not None:
+        if self.kept is not None and (more := _processed(parts, self.device, room)) is not None:
             kept = _stacked([self.kept, more], parts[0].processor)
         return Pool((*self.parts, *parts), self.device, kept)
 
