@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit golden bench walk lowest memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
+.PHONY: help install demo test lint format types unit golden bench start walk lowest memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -54,6 +54,9 @@ golden: $(STAMP)  ## tensors, scores and exit codes of 80 small commands beside 
 
 bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it in .venv-mergekit); or beside AGAINST=COMMIT
 	$(BIN)/python benchmarks/merge.py $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
+
+start: $(STAMP)  ## CPU time of a fit until its first step, beside AGAINST=COMMIT (a minute)
+	$(BIN)/python benchmarks/first_step.py --against $(AGAINST)
 
 walk: $(STAMP)  ## what every command reads, hashes and writes, counted on tiny inputs (a minute)
 	$(BIN)/python tools/walk.py

@@ -7,14 +7,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tests.fitting.making import KINDS
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.files.checkpoint import Spec
 from orthomerge.fitting.layout import FlatEncoder, Layout
 from orthomerge.models.tensors import MemoryTensors
-from orthomerge.testing.settings import CPU, Kind, make_setting
+from orthomerge.testing.settings import CPU
 
 
 class Tied(nn.Module):
@@ -91,29 +90,6 @@ def test_tied_parameters_scalars_and_gradients() -> None:
     with torch.no_grad():
         module.scale.fill_(5)
     assert encoder.weights[encoder.layout.places["scale"]].tolist() == [5.0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_transformer(kind: Kind) -> None:
-    setting = make_setting(kind)
-    encoder, expert = setting.encoder, setting.tuned("three")
-    plain = deepcopy(encoder.module)
-    for parameter, (_, view) in zip(plain.parameters(), setting.layout.views(expert), strict=True):
-        parameter.data = view.clone()
-        parameter.grad = None
-    encoder.load(expert)
-    for parameter, (_, view) in zip(encoder.module.parameters(), setting.layout.views(encoder.weights), strict=True):
-        assert parameter.data_ptr() == view.data_ptr()
-    batch = setting.inputs.pool.batch(torch.arange(5))
-    features = encoder.features(batch)
-    assert torch.equal(features, encoder._pool(plain, batch))
-    encoder.gradient.zero_()
-    features.sum().backward()  # type: ignore[no-untyped-call]
-    encoder._pool(plain, batch).sum().backward()  # type: ignore[no-untyped-call]
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in plain.named_parameters()}
-    torch.testing.assert_close(encoder.gradient, setting.layout.flat(grads))
-    encoder.gradient.zero_()
-    assert all(p.grad is not None and not p.grad.any() for p in encoder.module.parameters())
 
 
 def test_from_canonical_names_and_back() -> None:

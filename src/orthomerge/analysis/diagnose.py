@@ -86,16 +86,7 @@ def diagnose(
     `records`: scores of a run. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
     """
     detail = detail or Detail()
-    for name in tasks:
-        if name not in experts.tasks:
-            raise RecipeError(f"the expert of {name!r} is needed and is missing; {nearest(name, experts.tasks)}")
-    splits = {name: fitting_split(task) for name, task in tasks.items()}
-    tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
-    encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how or Encoding(), progress)
-    setting = _Setting(model, experts, encoded, detail)
-    for name, split in splits.items():
-        encoded.features(model, name, split)
-        encoded.features(model, name, "test")
+    setting = _setting(model, experts, tasks, detail, how or Encoding(), progress)
     layers = _layers(setting)  # before other experts are run, so that the merged encoder is computed once
     comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
@@ -109,7 +100,7 @@ def diagnose(
         scales={} if search is None else search.means,
         commands=commands or {},
     )
-    split = next(iter(splits.values()))
+    split = fitting_split(next(iter(tasks.values())))
     fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
         accuracy_figure(right, base),
@@ -132,6 +123,22 @@ def diagnose(
     }
     drawn = tuple(figure for figure in figures if figure is not None)
     return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
+
+
+def _setting(
+    model: Model, experts: Experts, tasks: Mapping[str, Task], detail: Detail, how: Encoding, progress: Progress
+) -> _Setting:
+    """Check and limit the tasks, and encode them with the model."""
+    for name in tasks:
+        if name not in experts.tasks:
+            raise RecipeError(f"the expert of {name!r} is needed and is missing; {nearest(name, experts.tasks)}")
+    splits = {name: fitting_split(task) for name, task in tasks.items()}
+    tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
+    encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how, progress)
+    for name, split in splits.items():
+        encoded.features(model, name, split)
+        encoded.features(model, name, "test")
+    return _Setting(model, experts, encoded, detail)
 
 
 def _case(

@@ -104,9 +104,8 @@ def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
     """The encoder of a base in float32, without any heads."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
-    checkpoint = open_checkpoint(base)
-    checkpoint = family.adapted(checkpoint)
-    split = split_base({key: checkpoint.spec(key) for key in (*checkpoint, *checkpoint.aliases)}, family)
+    checkpoint = family.adapted(open_checkpoint(base))
+    split = split_base(checkpoint.specs, family)
     check_problems(base_problems(checkpoint, split))
     tensors = FileTensors({key: (checkpoint, name) for key, name in split.names.items()})
     specs = {key: spec.cast("F32") for key, spec in tensors.specs.items()}
