@@ -15,7 +15,7 @@ from tests.berts import contents
 from tests.calling import call, refused
 from tests.cli.conftest import COUNTS, WORDS
 
-from orthomerge.api.saved import load
+from orthomerge.api.load import load
 from orthomerge.evaluation.records import Record, read_records
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.saved import verify_folder

@@ -12,7 +12,7 @@ from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 from tests.merging.making import normal, vectors_of
 
-from orthomerge.api.saved import load
+from orthomerge.api.load import load
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
