@@ -116,6 +116,11 @@ class Recipe:
         sections = [section for section in (self.fit, self.align, self.evaluate) if section is not None]
         return [source for section in sections for source in section.data.values()]
 
+    @property
+    def searches_scale(self) -> bool:
+        """Whether the scale is chosen on validation data: `scale: auto`."""
+        return bool(self.parameters.get("scale") == "auto")
+
     def with_scale(self, scale: float) -> Recipe:
         """Return the recipe with a number in place of `scale: auto`."""
         return replace(self, parameters={**self.parameters, "scale": scale})

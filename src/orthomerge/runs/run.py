@@ -108,7 +108,7 @@ def _checked(recipe: Recipe) -> Experts:
     """Check a recipe as far as names and headers allow, and return its opened experts."""
     if recipe.sweep is not None:
         return check_sweep(recipe)[1]
-    if recipe.parameters.get("scale") == "auto":
+    if recipe.searches_scale:
         raise RecipeError(
             "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that it "
             "chooses, or use a fitted method"
