@@ -47,10 +47,7 @@ class Pool:
     @classmethod
     def of(cls, parts: Sequence[Part], device: torch.device, *, room: int) -> Pool:
         """Process all inputs, if they go together and fit into `room` bytes."""
-        pool = cls(tuple(parts), device, _processed(parts, device, room) if room else None)
-        if pool.lengths is not None and not pool.lengths.all():
-            return cls(pool.parts, device, None)  # tokenizers have forms of their own for a batch without tokens
-        return pool
+        return cls(tuple(parts), device, _processed(parts, device, room) if room else None)
 
     def __len__(self) -> int:
         return sum(len(part.examples) for part in self.parts)
