@@ -1,1 +1,1 @@
-"""Fine-tuning: how experts are made."""
+"""Fine-tune bases into experts."""
