@@ -1,1 +1,1 @@
-"""Fine-tune bases into experts."""
+"""Fine-tuning: how experts are made."""
