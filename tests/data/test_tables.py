@@ -123,9 +123,18 @@ def after_two_rows(path: Path, *lines: object) -> Path:
         ("[1]", r"line 3 must be a JSON object, got list"),
         ('{"text": "a", "text": "b", "label": 1}', "line 3 has the key 'text' twice"),
         ({"text": "x", "split": "train"}, "line 3 must have a whole number or a name as 'label', got None"),
-        ({"text": "x", "label": True, "split": "train"}, "line 3 must have a whole number or a name as 'label', got True"),
-        ({"text": "x", "label": 0.5, "split": "train"}, "line 3 must have a whole number or a name as 'label', got 0.5"),
-        ({"text": list(range(99)), "label": 0, "split": "train"}, r"line 3 must have a text as 'text', got \[0, 1.*\.\.\."),
+        (
+            {"text": "x", "label": True, "split": "train"},
+            "line 3 must have a whole number or a name as 'label', got True",
+        ),
+        (
+            {"text": "x", "label": 0.5, "split": "train"},
+            "line 3 must have a whole number or a name as 'label', got 0.5",
+        ),
+        (
+            {"text": list(range(99)), "label": 0, "split": "train"},
+            r"line 3 must have a text as 'text', got \[0, 1.*\.\.\.",
+        ),
         ({"text": " \t", "label": 0, "split": "train"}, "line 3 has an empty 'text'"),
         ({"text": "x", "label": 0, "split": "trian"}, "line 3 must have split train, val or test, got 'trian'"),
         ({"text": "x", "label": 0}, "line 3 must have split train, val or test, got None"),

@@ -263,7 +263,10 @@ def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ((404, "RepoNotFound"), r"'some-org/some.model' is not a path that exists, and .* does not exist or is private"),
+        (
+            (404, "RepoNotFound"),
+            r"'some-org/some.model' is not a path that exists, and .* does not exist or is private",
+        ),
         ((401, ""), r"does not exist or is private: check the spelling, or log in with `hf auth login`"),
         ((403, "GatedRepo"), r"'some-org/some.model' is gated: accept its terms at http.*/some-org/some.model, then"),
         ((404, "RevisionNotFound"), r"'some-org/some.model' has no revision 'v9': http.*/tree/main lists"),

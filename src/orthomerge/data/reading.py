@@ -82,7 +82,7 @@ def read_task(
         if "val" not in splits and validation:
             splits |= split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
-    ordered = {split_name: splits[split_name] for split_name in order if split_name in splits}
+    ordered: dict[str, Examples] = {split_name: splits[split_name] for split_name in order if split_name in splits}
     return Task(name or _name(source), names, raw.modality, ordered)
 
 
