@@ -19,7 +19,6 @@ from orthomerge.alignment.trained_maps import (
     OrthM,
     divergence_gradient,
     excess,
-    input_gradient,
     trained,
 )
 from orthomerge.models.heads import Head
@@ -41,15 +40,6 @@ def test_divergence_by_hand() -> None:
 def test_excess_by_hand() -> None:
     # Columns (1, 2) and (3, 0): lengths 5 and 9, product 3.
     assert excess(torch.tensor([[1.0, 3.0], [2.0, 0.0]])).tolist() == [[4, 3], [3, 8]]
-
-
-@every_head
-def test_the_gradient_in_a_heads_inputs(kind: str) -> None:
-    head = replace(head_of(kind), normalise=False)
-    x, q = random(7, 6).requires_grad_(), random(7, 3, seed=9).softmax(1)
-    loss = (q * (q.log() - head(x).log_softmax(1))).sum(1).mean()
-    (expected,) = torch.autograd.grad(loss, x)
-    torch.testing.assert_close(input_gradient(head, x, q), expected)
 
 
 def mapped_divergence(problem: Problem, M: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,12 @@ REFUSALS = [
     ("evaluate", "--shots 0", 2, "'shots' must be whole numbers per class, shares below 1, or all, got 0"),
     ("evaluate", "--shots 99", 2, "fewer than 99 shots"),
     ("evaluate", "--seeds 0", 2, "'seeds' must be at least 1, got 0"),
-    ("evaluate", "--access inductiv", 2, "--access must be inductive | transductive, got 'inductiv'; did you"),
+    (
+        "evaluate",
+        "--access inductiv",
+        2,
+        "--access must be inductive | transductive, got 'inductiv'; did you mean 'inductive'?",
+    ),
     ("evaluate", "--data mood", 2, "expected --data TASK=PATH, got "),
     ("evaluate", "--expert moon=/nowhere", 2, "no task 'moon'; did you mean 'mood'?"),
     ("evaluate", "--device warp", 2, "unknown device 'warp'"),

@@ -205,6 +205,8 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
         ({"name": "aligned-c", "options": {"epoch": 3}}, "protocol aligned-c: unknown option 'epoch'; did you mean"),
         ({"name": "current", "options": {"k": 3}}, "protocol current: unknown option 'k'"),
         ({"name": "aligned-c", "options": {"seed": 3}}, "protocol aligned-c: the seed is that of the draw"),
+        ({"aligner": "aligned-c", "options": {"seed": 3}}, "aligner aligned-c: the seed is that of the draw"),
+        ({"aligner": "ridge", "options": {"seed": 3}}, "aligner ridge: unknown option 'seed'"),
     ],
 )
 def test_refused(options: dict[str, Any], message: str) -> None:

@@ -153,6 +153,13 @@ def stock(folder: Path) -> Any:
     return model.eval()
 
 
+def flip_a_bit(path: Path) -> None:
+    """Change the last byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
 def write_tokenizer(folder: Path) -> None:
     """CLIP's: letters, letters that end a word, and three merges: numbers 0 to 57; then start and end."""
     merges = [("o", "f</w>"), ("c", "a"), ("ca", "t</w>")]

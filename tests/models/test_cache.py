@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.models.making import flip_a_bit
 
 from orthomerge.core.errors import IncompatibleError, OutputError
 from orthomerge.models.features import FeatureCache
@@ -48,12 +49,6 @@ def test_features_are_computed_once(cache: FeatureCache) -> None:
     assert len(list(cache.folder.iterdir())) == 2
 
 
-def spoil_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-4] ^= 1
-    path.write_bytes(data)
-
-
 def other_name(path: Path) -> None:
     cache, key = FeatureCache(path.parent), {"weights": "b"}
     cache.get_or_compute(key, 3, Compute(VALUES + 9))
@@ -66,7 +61,7 @@ def other_rows(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "a bit": spoil_bit,
+    "a bit": flip_a_bit,
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:-5]),
     "empty": lambda path: path.write_bytes(b""),
     "zero pages": lambda path: path.write_bytes(bytes(path.stat().st_size)),

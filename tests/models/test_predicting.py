@@ -65,14 +65,6 @@ def test_one_input_or_several(texts: om.Model) -> None:
     assert repr(prediction) == f"{prediction.label} {prediction.score:.2f}"
 
 
-def test_inputs_of_a_batch_do_not_see_each_other(texts: om.Model) -> None:
-    inputs = ["a", "it was a very good film and not a bad film", "very bad"]
-    alone = [texts.predict(text) for text in inputs]
-    for size in (1, 2, 32):
-        for row, other in zip(texts.predict(inputs, batch_size=size), alone, strict=True):
-            assert close(row, other)
-
-
 def test_pictures_in_every_form(images: om.Model, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import NAMES
-from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_models
+from tests.models.making import HEADS, TASKS, flip_a_bit, open_models, same_tensors, write_models
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
@@ -78,9 +78,7 @@ def test_another_expert_is_refused(world: Path, berts: Path) -> None:
         reopen_experts(model, experts={"two": 3})
     path = world / "models/two/model.safetensors"
     stamp = path.stat()
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip_a_bit(path)
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .*models/two is not the one"):
         reopen_experts(model)

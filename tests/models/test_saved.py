@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tests.berts import contents
 from tests.models.conftest import NAMES
-from tests.models.making import same_tensors, stock
+from tests.models.making import flip_a_bit, same_tensors, stock
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, RecipeError
@@ -158,9 +158,7 @@ def test_a_copy_verifies_and_loads(command: str, out: Path, merged: Path) -> Non
 
 
 def test_verify_says_what_changed(out: Path) -> None:
-    data = bytearray((out / "encoder.safetensors").read_bytes())
-    data[-1] ^= 1
-    (out / "encoder.safetensors").write_bytes(data)
+    flip_a_bit(out / "encoder.safetensors")
     (out / "two/config.json").unlink()
     (out / "extra.bin").write_bytes(b"x")
     changed = "encoder.safetensors has changed since it was written"
@@ -179,9 +177,7 @@ def test_verify_says_what_changed(out: Path) -> None:
 def test_what_is_loaded_is_what_was_verified(out: Path) -> None:
     """Small files are compared when they are read, the encoder whenever it is read to the end."""
     model = om.load(out)
-    data = bytearray((out / "encoder.safetensors").read_bytes())
-    data[-1] ^= 1
-    (out / "encoder.safetensors").write_bytes(data)
+    flip_a_bit(out / "encoder.safetensors")
     with pytest.raises(CheckpointError, match=r"the encoder in .*out has changed since it was written"):
         om.load(out).predict("a film")
     words = (out / "vocab.txt").read_text().replace("good", "evil")

@@ -108,37 +108,25 @@ def html(table: Table) -> str:
 def test_html() -> None:
     rows = (("ties", number(84.04, best=True), 2), ("a|b_c", number(None), 1_000))
     names = '<th scope="col">method</th><th scope="col" class="n">mean</th><th scope="col" class="n">n</th>'
-    assert (
-        html(Table.of("Scores & more", ("method", "mean", "n"), rows)).split()
-        == "\n".join(
-            (
-                "<table>",
-                "<caption>Scores &amp; more</caption>",
-                f"<thead><tr>{names}</tr></thead>",
-                "<tbody>",
-                '<tr><th scope="row">ties</th><td class="n"><strong>84.0</strong></td><td class="n">2</td></tr>',
-                '<tr><th scope="row">a|b_c</th><td class="n"></td><td class="n">1000</td></tr>',
-                "</tbody>",
-                "</table>",
-            )
-        ).split()
-    )
+    assert html(Table.of("Scores & more", ("method", "mean", "n"), rows)).strip().split("\n") == [
+        "<table>",
+        "<caption>Scores &amp; more</caption>",
+        f"<thead><tr>{names}</tr></thead>",
+        "<tbody>",
+        '<tr><th scope="row">ties</th><td class="n"><strong>84.0</strong></td><td class="n">2</td></tr>',
+        '<tr><th scope="row">a|b_c</th><td class="n"></td><td class="n">1000</td></tr>',
+        "</tbody>",
+        "</table>",
+    ]
 
 
 def test_html_shows_cut_texts_in_full_and_holds_no_markup_but_ours() -> None:
     table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
     assert '<td class="n"><code title="blake3:ababab&#34;">abab</code></td>' in html(table)
-    cells = ((ALERT, Cell("<b>", best=True)), (BREAK_OUT, Cell("a\u202eb", "\x1b[2J\ud83d")))
-    text = html(Table.of(ALERT, (ALERT, BREAK_OUT), cells))
-    assert set(re.findall(r"<(\w+)", text)) == {
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "strong",
-        "code",
-    }
+    unseen = "a\u202eb\r\x85"
+    cells = ((ALERT + unseen, Cell("<b>", best=True)), (BREAK_OUT, Cell(unseen, "\x1b[2J\ud83d")))
+    text = html(Table.of(ALERT + unseen, (ALERT + unseen, BREAK_OUT), cells))
+    tags = set(re.findall(r"<(\w+)", text))
+    assert tags == {"table", "caption", "thead", "tbody", "tr", "th", "td", "strong", "code"}
     assert all(letter == "\n" or letter.isprintable() for letter in text)
+    assert text.count("u202eb") == 4

@@ -44,6 +44,7 @@ report: {title: x}"""
     )
     assert recipe.diagnose == Diagnose("ridge", points=10, scales=True)
     assert recipe.report == Report("x")
+    assert recipe.absolute() == recipe
     protocols = protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
@@ -105,6 +106,10 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
         ("[knm]", "unknown protocol 'knm'; did you mean 'knn'"),
         ("[{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
         ("[{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
+        (
+            "[{aligner: surgery, options: {seed: 3}}]",
+            "aligner surgery: the seed is that of the draw .*; leave 'seed' out",
+        ),
     ],
 )
 def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: str) -> None:

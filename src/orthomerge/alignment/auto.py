@@ -8,8 +8,8 @@
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or the squared error of the logits. With too few inputs for least squares the head is left unchanged only if the loss
-rises by more than two standard errors, and with fewer than two per class no loss is compared, because a fit cannot
-learn the class of a held-out input that is the only one of it. One input alone changes nothing.
+rises by more than two standard errors; with fewer than two per class no loss is compared, because no fit without a
+held-out input has seen its class. One input alone changes nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `linear`, `invertible` and `affine` are least squares from merged to expert features, shrunk towards the identity;
 `ridge` fits the head to the expert's logits, shrunk towards the expert's head: the posterior mean of a Bayesian linear
-regression. All are one ridge regression (`problem`), and `ridge` is `affine` but for what is common to all
+regression. All are one ridge regression, and `ridge` is `affine` but for what is common to all
 classes. A head with a hidden layer is fitted at its first map. `scaling` gives every feature a factor of its own.
 
 Every linear map can be folded, not only the orthogonal ones of MOMA (arXiv 2412.13526 v3), so these cost as little.

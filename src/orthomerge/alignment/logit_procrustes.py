@@ -1,4 +1,4 @@
-"""The orthogonal map whose *logits* are nearest to the expert's; plain Procrustes fits directions no head reads.
+"""The orthogonal map whose *logits* are nearest to the expert's, where plain Procrustes compares features.
 
 W A with A orthogonal can be any matrix with the Gram matrix of W: W' = K Q with K = (W W^T)^1/2 [m, m] and Q [m, d]
 with orthonormal rows (on the range of K). Minimise over Q

@@ -1,4 +1,4 @@
-"""The orthogonal map from merged to expert features, with a prior that keeps what was never seen where it is.
+"""The orthogonal map from merged to expert features, with a prior at the identity.
 
 Schönemann 1966 for Procrustes: of all orthogonal A the one that minimises sum ||A h - t||^2 is polar(S), S = sum t h^T.
 A matrix-Langevin prior, p(A) proportional to exp(kappa s tr A), makes it
@@ -93,7 +93,9 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
 def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
     """A [r, r] from S [r, r] and energy = tr(C), for features of width d that are projected to width r."""
     identity = torch.eye(len(S), dtype=S.dtype)
-    return identity if math.isinf(kappa) or energy <= 0 else polar_factor(S + kappa * energy / d * identity, task=task)
+    if math.isinf(kappa) or energy <= 0:
+        return identity
+    return polar_factor(S + kappa * energy / d * identity, task=task)
 
 
 def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> float:

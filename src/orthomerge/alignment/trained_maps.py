@@ -20,8 +20,8 @@ and the result is not scaled to unit length again, so that folding M is exact. E
 entries, not as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64
 features, and a large one freezes M near I. Eq. 8 sums over inputs, and so would weigh the penalty by their number; the
 mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text); alpha 1, the identity as start, 1000
-steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where the head normalises, moma-
-orthogonal takes H and T times the mean norm of the expert's features, so that alpha weighs the penalty against
+steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where the head normalises,
+moma-orthogonal takes H and T times the mean norm of the expert's features, so that alpha weighs the penalty against
 distances on that scale.
 """
 

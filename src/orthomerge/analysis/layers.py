@@ -33,7 +33,7 @@ from orthomerge.analysis.figures import Heat
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract
-from orthomerge.models.family import Encoder, Family, Forward, Pooling, cls
+from orthomerge.models.family import Family, Forward, Network, Pooling, cls
 from orthomerge.models.heads import Head, head_of
 from orthomerge.models.model import Model
 from orthomerge.models.processing import Processor
@@ -181,7 +181,7 @@ class _Reader:
         return torch.cat(parts, 1)
 
 
-def _with_states(forward: Forward, encoder: Encoder, batch: Mapping[str, Any]) -> Any:
+def _with_states(forward: Forward, encoder: Network, batch: Mapping[str, Any]) -> Any:
     """Run an encoder with the hidden states of all layers; a custom module without config has its output alone."""
     options: dict[str, Any] = {} if getattr(encoder, "config", None) is None else {"output_hidden_states": True}
     return forward(encoder, {**batch, **options})

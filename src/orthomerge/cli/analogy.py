@@ -73,7 +73,7 @@ def analogy(
             force=force,
             as_json=display.json,
             progress=progress,
-            otherwise=f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not "
+            reason=f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not "
             "written; give another --grid, or another analogy",
         )
 

@@ -37,16 +37,16 @@ def write_edited(
     force: bool,
     as_json: bool,
     progress: Progress,
-    otherwise: str,
+    reason: str,
 ) -> None:
-    """Write the model that a search chose, if `--out` is given. `otherwise`: the error if it chose none."""
+    """Write the model that a search chose, if `--out` is given. `reason`: the error if it chose none."""
     from orthomerge.models.writing import write_model
     from orthomerge.runs.models import existing
 
     if request.out is None:
         return
     if model is None:
-        raise RecipeError(otherwise)
+        raise RecipeError(reason)
     size, inputs = request.max_shard_size, existing(data)
     manifest = write_model(model, Path(request.out), force=force, max_shard_size=size, inputs=inputs, progress=progress)
     if not as_json:

@@ -76,7 +76,7 @@ def negate(
             force=force,
             as_json=display.json,
             progress=progress,
-            otherwise=f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {request.out} "
+            reason=f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {request.out} "
             "was not written; give a finer --grid, or a smaller --keep",
         )
 

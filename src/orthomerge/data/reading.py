@@ -33,6 +33,9 @@ class ColumnSource(str):
         self.text, self.label = text, label
         return self
 
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]  # so that copies keep the columns
+        return str(self), self.text, self.label
+
     text: str
     label: str
 

@@ -176,14 +176,16 @@ class EvaluationProtocol:
         return self.support if self.access == "inductive" else "test"
 
     def builder(self) -> Builder:
-        """Make what builds the classifier; options are checked."""
+        """Return the builder of the classifier; options are checked."""
         if self.aligner is not None:
-            return Aligned(make_aligner(self.aligner, self.options))
-        builder = instance_of(find_protocol(self.name), self.options, what="protocol")
+            title, builder = f"aligner {self.aligner}", make_aligner(self.aligner, self.options)
+        else:
+            title, row = f"protocol {self.name}", find_protocol(self.name)
+            builder = instance_of(row, self.options, what="protocol")
         if not hasattr(builder, "fit"):
             return cast("Builder", builder)
         if "seed" in self.options:
-            raise RecipeError(f"protocol {self.name}: the seed is that of the draw of support inputs; leave 'seed' out")
+            raise RecipeError(f"{title}: the seed is that of the draw of support inputs; leave 'seed' out")
         return Aligned(builder)
 
     def scores(self, subject: str) -> bool:

@@ -49,13 +49,13 @@ class ModelStock:
 class Slerp:
     """Spherical interpolation of two experts' weights: along the arc between them, not along the chord.
 
-    `t`: how far to go from the first expert (0) to the second (1).
-
     Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985, on each tensor as one vector, as in
     mergekit 0.1.5 (`slerp`): theta = [sin((1 - t) w) theta_1 + sin(t w) theta_2] / sin(w), w the angle between
     theta_1 and theta_2. Where |cos w| > 0.9995 (most tensors of most fine-tuned models) the interpolation is linear.
 
     *Differs from mergekit:* the angle is computed in float64, and `base` is neither of the two models.
+
+    `t`: how far to go from the first expert (0) to the second (1).
     """
 
     t: float = 0.5

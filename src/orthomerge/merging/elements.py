@@ -16,9 +16,9 @@ from orthomerge.merging.statistics import thresholds
 class Average:
     """Weighted average of the experts: theta = sum_t w_t theta_t.
 
-    `weights`: one number per expert, normalised to sum to one; equal by default.
-
     Wortsman et al., "Model soups", 2022, arXiv 2203.05482.
+
+    `weights`: one number per expert, normalised to sum to one; equal by default.
     """
 
     weights: tuple[float, ...] | None = None
@@ -42,9 +42,9 @@ class Average:
 class TaskArithmetic:
     """Task arithmetic: theta = theta_b + sum_t lambda_t tau_t.
 
-    `scale`: lambda, one for all experts or one per expert (0.3 suits eight tasks, 0.7 five).
-
     Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089.
+
+    `scale`: lambda, one for all experts or one per expert (0.3 suits eight tasks, 0.7 five).
     """
 
     scale: PerExpert = 0.3
@@ -62,10 +62,10 @@ class TaskArithmetic:
 class MagMax:
     """MagMax: of all experts take, entry by entry, the delta of largest magnitude.
 
-    `scale`: alpha, the share of the selected delta that is applied.
-
     Marczak et al., "MagMax: leveraging model merging for seamless continual learning", 2024, arXiv 2407.06322; there
     experts are fine-tuned one after the other. Among equal magnitudes the later expert wins.
+
+    `scale`: alpha, the share of the selected delta that is applied.
     """
 
     scale: float = 0.5
@@ -88,14 +88,14 @@ class MagMax:
 class Consensus:
     """Consensus merging: keep of the summed task vectors only the entries that several tasks use.
 
-    `threshold`: lambda_t, one or one per expert; `agree`: tasks that must use an entry; `scale`: alpha.
-
     Wang et al., "Localizing task information for improved model merging and compression", 2024, arXiv 2405.07813:
     task t uses an entry when |tau_t| > lambda_t |tau_m - tau_t|, tau_m = sum_t tau_t (its TALL mask); entries
     used by no task ("catastrophic") or by one ("selfish") are dropped: theta = theta_b + alpha * mask * tau_m.
 
     *Differs from the paper:* lambda_t and alpha are options, not searched on validation data. *Differs from
     FusionBench* 0.2.33, which compares |theta_b - tau_t| on the left.
+
+    `threshold`: lambda_t, one or one per expert; `agree`: tasks that must use an entry; `scale`: alpha.
     """
 
     threshold: PerExpert = 0.4
@@ -127,13 +127,13 @@ class Consensus:
 class Breadcrumbs:
     """Model breadcrumbs: in each tensor drop the largest entries as outliers and the smallest as noise, then add.
 
-    `density`: share of each tensor that stays; `gamma`: share of outliers that goes; `scale`: lambda.
-
     Davari and Belilovsky, "Model breadcrumbs", 2023, arXiv 2312.06795.
 
     *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest go, then
     the smallest until int(density * n) are left; if density + gamma > 1 fewer outliers go. *Differs from mergekit:*
     entries as large as the largest or as small as the smallest that is kept are all kept.
+
+    `density`: share of each tensor that stays; `gamma`: share of outliers that goes; `scale`: lambda.
     """
 
     density: float = 0.9

@@ -42,12 +42,12 @@ class IsoC:
 class IsoCts:
     """Iso-CTS: Iso-C with a part of the directions reserved for what the experts do not share.
 
-    `scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum.
-
     The sum gives its first c directions U_0, V_0, and each expert the first n directions of what U_0 leaves of it,
     tau_t - U_0 U_0^T tau_t. All are concatenated, made orthonormal by polar factors and given one strength:
     delta = scale * mean(s) * polar([U_0 U_1 .. U_T]) polar([V_0 V_1 .. V_T])^T, with min(m, k) = c + T n and s all that
     were collected. Where rounding would make c negative, n is rounded down.
+
+    `scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum.
     """
 
     scale: float = 1.5

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
 
-Encoder = Callable[..., Any]  # a module, or a function of its parameters
+Network = Callable[..., Any]  # a module, or a function of its parameters
 Batch = Mapping[str, "torch.Tensor"]
-Forward = Callable[[Encoder, Batch], Any]  # runs an encoder on a batch and gives its output
+Forward = Callable[[Network, Batch], Any]  # runs an encoder on a batch and gives its output
 Pooling = Callable[[Any, Batch, Any], "torch.Tensor"]
 
 
-def _plain(encoder: Encoder, batch: Batch) -> Any:
+def _plain(encoder: Network, batch: Batch) -> Any:
     return encoder(**batch)
 
 
@@ -89,7 +89,7 @@ class Family:
         """The same tensors under the names of stock transformers."""
         return self.adapt(checkpoint) if self.adapt else checkpoint
 
-    def features(self, encoder: Encoder, batch: Batch, pooling: str) -> torch.Tensor:
+    def features(self, encoder: Network, batch: Batch, pooling: str) -> torch.Tensor:
         """What a head reads, [B, d]: the encoder is run once, and its output is pooled."""
         output = self.forward(encoder, batch)
         return self.poolings[pooling](output, batch, getattr(encoder, "config", None))
@@ -213,7 +213,7 @@ def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
     return hidden[torch.arange(len(ids), device=ids.device), last]
 
 
-def shifted_decoder(encoder: Callable[..., Any], batch: Batch) -> Any:
+def shifted_decoder(encoder: Network, batch: Batch) -> Any:
     """T5's output when its decoder reads the input itself, shifted by one."""
     import torch
 

@@ -92,9 +92,21 @@ class ProcessorSource:
         config, where = _nested(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
-        tokenizer = _load_tokenizer(copy, config, where)
+        if not any(any(copy.glob(pattern)) for pattern in _VOCABULARIES):
+            # transformers would make a tokenizer that knows no word.
+            raise CheckpointError(
+                f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
+                "copy the tokenizer's files from the base"
+            )
+        named = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
+        tokenizer = _load("AutoTokenizer", copy, f"the tokenizer of {where}", named=named)
         if tokenizer.pad_token is None:
             raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
+        if tokenizer.padding_side != "right":  # else the first token, which many heads read, would be padding
+            raise CheckpointError(
+                f"the tokenizer of {where} pads texts on the {tokenizer.padding_side}, so that features would depend "
+                "on the batch; set 'padding_side' to 'right' in its tokenizer_config.json"
+            )
         rows = config.get("vocab_size")
         if isinstance(rows, int) and len(tokenizer) > rows:
             raise IncompatibleError(
@@ -165,17 +177,6 @@ def _checked(path: Path, folder: Path) -> Path:
             "processor: fetch it again, or remove it"
         )
     return path
-
-
-def _load_tokenizer(folder: Path, config: Mapping[str, Any], where: str) -> Any:
-    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
-        # transformers would make a tokenizer that knows no word.
-        raise CheckpointError(
-            f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
-            "copy the tokenizer's files from the base"
-        )
-    named = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
-    return _load("AutoTokenizer", folder, f"the tokenizer of {where}", named=named)
 
 
 def _load(loader: str, folder: Path, what: str, *, named: Mapping[str, Any] | None = None, **options: Any) -> Any:

@@ -1,12 +1,8 @@
-"""mergekit's YAML configs (0.1.5) as recipes of ours, for the methods that both have.
+"""mergekit's YAML configs (0.1.5) as recipes of ours, for the methods that both have; all other keys are refused.
 
-Keys that `_Config` and `_METHODS` do not have are refused by name, and so is a parameter that the method does not have,
-which mergekit ignores.
-
-*Differs from mergekit:* each task keeps its own head, where mergekit merges heads too and refuses heads of different
-sizes. `dtype` says what is written; the arithmetic is in float32, where mergekit calculates in `dtype`. Without it, the
-dtype is the base's; there, the widest among the models. Random draws are ours, so DARE gives another sample from the
-same distribution.
+*Differs from mergekit:* each task keeps its own head; mergekit merges heads too. A parameter that the method does not
+have is refused; mergekit ignores it. `dtype` is that of the output, by default the base's, and the arithmetic is in
+float32; mergekit computes in `dtype`, by default the widest among the models. DARE draws another sample.
 """
 
 from __future__ import annotations
@@ -57,8 +53,6 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Config:
-    """A config of mergekit's, with the keys that are read."""
-
     merge_method: str
     models: tuple[_Model, ...]
     base_model: str | None = None
@@ -67,7 +61,7 @@ class _Config:
     tokenizer_source: str | None = None
 
     def number(self, name: str, default: float | None = None, *, model: str | None = None) -> float:
-        """A number of one model, its own or that for all, or of the whole merge."""
+        """A parameter of a model, its own or that for all, or of the merge."""
         own = next((each.parameters for each in self.models if each.model == model), {})
         value = {**self.parameters, **own}.get(name, default)
         title = f"parameter {name!r}" + (f" of model {model!r}" if model is not None else "")
@@ -80,7 +74,7 @@ class _Config:
 
 
 def translate(document: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The mapping of a recipe from that of a mergekit config; `where` is the path of its file, for messages."""
+    """Translate a mergekit config into the mapping of a recipe; `where`: the path of its file, for messages."""
     _refuse(document, where)
     config = build(_Config, {name: value for name, value in document.items() if value is not None}, where=where)
     try:
@@ -107,16 +101,15 @@ def _translated(config: _Config) -> dict[str, Any]:
 
 
 def _check(config: _Config) -> None:
-    """Refuse a method that only mergekit has, models that are no paths, and parameters that the method ignores."""
+    """Refuse methods that only mergekit has, adapters, repeated models, and parameters that the method ignores."""
     method, references = config.merge_method, [each.model for each in config.models]
     if method not in _METHODS:
         what = f"merge_method {method!r} is not among those that mergekit and orthomerge share"
         raise RecipeError(f"{what}; {nearest(method, _METHODS)}; `orthomerge list methods` lists ours")
-    for reference in (*references, *([config.base_model] if config.base_model is not None else [])):
+    for reference in (*references, config.base_model or ""):
         if "+" in reference:
             fix = "in a recipe of ours, name the adapter's folder as the expert and its model as the 'base'"
             raise RecipeError(f"{reference!r} puts an adapter on a model; {fix}")
-    for reference in references:
         if references.count(reference) > 1:
             raise RecipeError(f"the model {reference!r} is listed twice; give it once, with both weights added")
     shared = _METHODS[method][1]
@@ -129,7 +122,7 @@ def _check(config: _Config) -> None:
 
 
 def _refuse(options: Mapping[str, Any], where: str, known: Sequence[str] | None = None) -> None:
-    """Refuse the keys that mean something to mergekit only, and with `known` all others."""
+    """Refuse keys of mergekit's that are not supported, and with `known` all others too."""
     for key in map(str, options):
         if key in _REFUSED or (known is not None and key not in known):
             fix = _REFUSED.get(key) or nearest(key, known or ())
@@ -137,7 +130,7 @@ def _refuse(options: Mapping[str, Any], where: str, known: Sequence[str] | None 
 
 
 def _names(references: Sequence[str]) -> list[str]:
-    """A task name for each model: the last part of its path, with the folder above where two would be the same."""
+    """A task name per model: the last part of its path, with the folder above it where two would be the same."""
     paths = [PurePosixPath(reference.partition("@")[0].replace("\\", "/")) for reference in references]
     short = [_valid(path.name).casefold() for path in paths]
     names = dict[str, str]()  # by what they are on a disk that ignores case
@@ -178,7 +171,7 @@ def _slerp(config: _Config) -> tuple[list[str], dict[str, Any]]:
 
 
 def _task_vectors(config: _Config) -> tuple[list[str], dict[str, Any]]:
-    """Methods that measure models from the base; the base itself, if it is listed, adds nothing."""
+    """Methods on task vectors; the base is left out if it is listed, for it adds nothing."""
     method = config.merge_method
     if config.base_model is None:
         raise RecipeError(f"{method} needs the model that the others were fine-tuned from as 'base_model'")
