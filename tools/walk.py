@@ -42,7 +42,7 @@ PACKAGE = ROOT / "src" / "orthomerge"
 # Functions by `module:qualname`, the module without "orthomerge.".
 NAMES = {
     "recipes": "runs.recipe:Recipe.__post_init__",
-    "plans": "models.experts:open_experts",
+    "plans": "models.sources:Opened._open",
     "headers": "files.safetensors:_header",
 }
 COLUMNS = ("entered", *NAMES, "hashed", "written", "copies", "at once")

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orthomerge.alignment.align import align
     from orthomerge.analysis.diagnosis import Diagnosis
+    from orthomerge.api.analogy import analogy
     from orthomerge.api.diagnose import diagnose
-    from orthomerge.api.editing import analogy, negate
     from orthomerge.api.evaluate import evaluate
+    from orthomerge.api.export import export
     from orthomerge.api.finetune import finetune
+    from orthomerge.api.inspect import inspect
     from orthomerge.api.list import list  # noqa: A004 - as open
+    from orthomerge.api.load import load
     from orthomerge.api.merge import merge
+    from orthomerge.api.negate import negate
     from orthomerge.api.open import open  # noqa: A004 - the verb of the library, used as om.open
-    from orthomerge.api.saved import export, inspect, load, push
+    from orthomerge.api.push import push
     from orthomerge.core.errors import OrthomergeError
     from orthomerge.core.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
     from orthomerge.data.reading import read_task as read_data
@@ -42,18 +46,18 @@ _HOMES = {
     "Task": "data.task",
     "TaskVector": "merging.vectors",
     "align": "alignment.align",
-    "analogy": "api.editing",
+    "analogy": "api.analogy",
     "diagnose": "api.diagnose",
     "evaluate": "api.evaluate",
-    "export": "api.saved",
+    "export": "api.export",
     "finetune": "api.finetune",
-    "inspect": "api.saved",
+    "inspect": "api.inspect",
     "list": "api.list",
-    "load": "api.saved",
+    "load": "api.load",
     "merge": "api.merge",
-    "negate": "api.editing",
+    "negate": "api.negate",
     "open": "api.open",
-    "push": "api.saved",
+    "push": "api.push",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
     "report": "reporting.report",

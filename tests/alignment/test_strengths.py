@@ -41,20 +41,6 @@ def unit(X: torch.Tensor) -> float:
     return float(X.square().sum()) / X.shape[1]
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("n", "d"), SHAPES)
-def test_the_decomposition_is_one(n: int, d: int, biased: bool) -> None:
-    H = doubles(n, d) + 1
-    X, found = design(H, biased=biased), Spectrum.of(H, biased=biased)
-    torch.testing.assert_close(found.U * found.s @ found.V.T, X, rtol=0, atol=1e-9)
-    r = len(found.s)
-    assert r == min(n, X.shape[1])
-    for basis in (found.U, found.V):
-        torch.testing.assert_close(basis.T @ basis, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-8)
-    assert found.unit == pytest.approx(unit(X))
-    assert found.a == (pytest.approx(float(H.square().mean().sqrt())) if biased else 0)
-
-
 def test_by_hand() -> None:
     """X^T X = 4 in the first direction, unit (4 + 0) / 2: strength 1 adds 2, and 4 / 6 of the residual is learned."""
     spectrum = Spectrum.of(torch.tensor([[2.0, 0.0]], dtype=torch.float64), biased=False)

@@ -17,9 +17,9 @@ from tests.berts import HEADS
 from tests.models.making import open_models, same_tensors, tensors_of, write_models
 
 from orthomerge.alignment.align import align
+from orthomerge.api.load import load
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_named
-from orthomerge.api.saved import load
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors

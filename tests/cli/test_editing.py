@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.calling import call, refused
 from tests.cli.conftest import COUNTS, write_word_tables
 
-from orthomerge.api.saved import load
+from orthomerge.api.load import load
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_task
 from orthomerge.evaluation.probe import fit_probe

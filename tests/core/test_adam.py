@@ -44,9 +44,10 @@ def test_groups_keep_their_full_rates() -> None:
     values = [torch.zeros(2), torch.zeros(2), torch.zeros(2)]
     groups = [{"params": [each], "lr": lr} for each, lr in zip(values, (0.1, 0.4, 0.2), strict=True)]
     optimiser = Optimiser(groups, torch.device("cpu"))
-    values[0].grad = values[1].grad = torch.ones(2)
     for share in (0.5, 0.25):
+        values[0].grad, values[1].grad = torch.ones(2), torch.ones(2)
         optimiser.step(share)
+        assert values[0].grad is None
     assert values[0].tolist() == pytest.approx([-0.075, -0.075])
     assert values[1].tolist() == pytest.approx([-0.3, -0.3])
     assert values[2].tolist() == [0.0, 0.0]  # no gradient

@@ -13,7 +13,8 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 from tests.evaluation.test_scale import Said
 
-from orthomerge.api.editing import analogy, negate
+from orthomerge.api.analogy import analogy
+from orthomerge.api.negate import negate
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task

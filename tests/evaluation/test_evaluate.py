@@ -25,7 +25,7 @@ from tests.evaluation.making import (
     without_labels,
 )
 
-from orthomerge.api.saved import export
+from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
 from orthomerge.evaluation.evaluate import Subject, contamination_notes

@@ -137,8 +137,8 @@ ROWS: tuple[Refused | Sound, ...] = (
     Refused(26, "to another", m.twin, INSIST, tensor="the same model", file="three"),
     Sound(26, "insisted on", m.without_training, more="--set check_base=false"),
     # 27 mixed dtypes
-    Sound(27, "float16 expert", m.tensors(lambda t: t.update({k: v.half() for k, v in t.items()}))),
-    Sound(27, "bfloat16 base", m.tensors(lambda t: t.update({k: v.bfloat16() for k, v in t.items()}), "base")),
+    Sound(27, "float16 expert", m.tensors(m.in_dtype(torch.float16))),
+    Sound(27, "bfloat16 base", m.tensors(m.in_dtype(torch.bfloat16), "base")),
     Refused(27, "integer buffers differ", m.position_ids(base=IDS, two=IDS + 1), "same base",
             tensor=r"embeddings\.position_ids", file=TWO),
     Sound(27, "bfloat16 expert", m.tensors(m.in_dtype(torch.bfloat16))),
@@ -210,8 +210,8 @@ ROWS: tuple[Refused | Sound, ...] = (
     Refused(38, "integers", m.head(weight=torch.ones(2, 32).to(torch.int8)), "name the head", tensor=r"\(2, 32\) I8"),
     Refused(38, "wider", m.head(weight=torch.ones(2, 64)), "reads 64 features, but the encoder makes 32",
             tensor=r"classifier\.weight"),
-    Refused(38, "a family that keeps none", m.without_heads, "or its layers", tensor="this family keeps no head",
-            file="expert 'five'", more="--set family=generic"),
+    Refused(38, "a family that keeps none", m.head(*m.EXPERTS, weight=None, bias=None), "or its layers",
+            tensor="this family keeps no head", file="expert 'five'", more="--set family=generic"),
     # 39 one logit, many labels, regression
     Refused(39, "one logit",
             m.both(m.head(weight=torch.ones(1, 32), bias=torch.ones(1)), m.configured("two", id2label={"0": "yes"})),

@@ -1,7 +1,7 @@
 """The generator of damage: each function spoils a small sound world in one way, and has a name.
 
 A world is a folder with a base, three experts, tables of inputs and a merge of them. Most damage is done to the expert
-`two`; `as_shards`, `as_pickle` and `as_adapter` first give it another format, so that one table covers all of them.
+`two`; `as_pickle` and `as_adapter` first give it another format.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class World:
         edit(tensors)
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self.weights(name), {"format": "pt"})
 
-    def configure(self, name: str, **changes: Any) -> None:
+    def configure(self, /, name: str = "two", **changes: Any) -> None:
         path = self.folder / name / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -188,9 +188,7 @@ def merged_from(world: World, /, damage: Damage) -> None:
     write_recipe(recipe, out=world.folder / "merged")
 
 
-@damaging
-def configured(world: World, /, name: str = "two", **changes: Any) -> None:
-    world.configure(name, **changes)
+configured = damaging(World.configure)
 
 
 @damaging
@@ -284,19 +282,17 @@ def numbered(state: Tensors) -> None:
 
 
 @damaging
-def head(world: World, /, **parts: torch.Tensor | None) -> None:
+def head(world: World, /, *names: str, **parts: torch.Tensor | None) -> None:
+    """Other parts of the head of `two`, or of those named; None takes a part away."""
+
     def edit(state: Tensors) -> None:
         for part, value in parts.items():
             state.pop(f"classifier.{part}")
             if value is not None:
                 state[f"classifier.{part}"] = value
 
-    world.change("two", edit)
-
-
-def without_heads(world: World) -> None:
-    for name in world.experts:
-        world.change(name, lambda state: [state.pop(f"classifier.{part}") for part in ("weight", "bias")])
+    for name in names or ("two",):
+        world.change(name, edit)
 
 
 def one_head(world: World) -> None:

@@ -14,32 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+from tests.merging.making import merged
 from torch import nn
 
 from orthomerge.files.lora import read_adapter
 from orthomerge.merging.dare import keep_mask
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
-from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 
 TASKS, WEIGHTS, DENSITY = ("a", "b", "c"), (0.5, 0.8, 0.3), 0.4
 LAYERS = {"first": (14, 9), "second": (9, 14)}
-
-
-class Two(nn.Module):
-    """Two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        for name, (m, k) in LAYERS.items():
-            layer = nn.Linear(k, m)
-            layer.weight.data = torch.randn(m, k, generator=generator)
-            self.add_module(name, layer)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +39,9 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: Any = get_peft_model(Two(), configs["a"], adapter_name="a")
+        model: Any = get_peft_model(
+            nn.ModuleDict({name: nn.Linear(k, m) for name, (m, k) in LAYERS.items()}), configs["a"], adapter_name="a"
+        )
         for task in ("b", "c"):
             model.add_adapter(task, configs[task])
         generator = torch.Generator().manual_seed(1)
@@ -73,11 +60,7 @@ def vectors(adapted: tuple[Any, Path]) -> TaskVectors:
 
 
 def ours(method: str, options: dict[str, Any], vectors: TaskVectors) -> dict[str, torch.Tensor]:
-    made: Any = prepare(make_method(method, options, tasks=TASKS), vectors)
-    return {
-        block.site.key: made.merge(block.base, block.deltas, site=block.site)
-        for block in vectors.blocks(scope=made.scope)
-    }
+    return merged(make_method(method, options, tasks=TASKS), vectors)
 
 
 def layer(model: Any, name: str) -> Any:

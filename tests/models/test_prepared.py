@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,8 @@ def tokens(berts: Path, **changes: Any) -> TextProcessor:
     return processor
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_texts_are_padded_as_the_tokenizer_does(side: str, berts: Path) -> None:
-    processor = tokens(berts, padding_side=side)
+def test_texts_are_padded_as_the_tokenizer_does(berts: Path) -> None:
+    processor = tokens(berts)
     lengths = processor(texts().inputs)["attention_mask"].sum(1)
     assert (int(lengths.min()), int(lengths.max())) == (2, 10)  # an empty one, and some that are cut
     check(texts(), processor)
@@ -121,23 +119,6 @@ def test_only_what_fits_is_kept() -> None:
     assert pool_of(source, processor, size - 1).kept is None
     assert pool_of(source, processor, size - 1).nbytes == 0
     assert pool_of(Examples([], None, "val"), processor).kept is None
-
-
-def test_texts_without_tokens_are_left_to_the_processor(berts: Path) -> None:
-    bare = Bare(tokens(berts).tokenizer)
-    assert pool_of(Examples(["a", ""], None, "train"), TextProcessor(bare, 10, True, "")).kept is None
-
-
-class Bare:
-    """A tokenizer that puts nothing around a text."""
-
-    pad_token_id = pad_token_type_id = 0
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, inputs: Sequence[str], **options: Any) -> Any:
-        return self._tokenizer(inputs, add_special_tokens=False, **options)
 
 
 def test_images_whose_size_depends_on_themselves_are_not_kept(tmp_path: Path) -> None:

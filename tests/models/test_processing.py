@@ -91,6 +91,10 @@ def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: unpadded)
         with pytest.raises(CheckpointError, match="has no padding token"):
             texts(tmp_path)
+    options = {"tokenizer_class": "BertTokenizer", "padding_side": "left"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    with pytest.raises(CheckpointError, match="pads texts on the left, so that features would depend on the batch"):
+        load_processor(tmp_path, modality="text")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"transformers cannot load the tokenizer of"):
         texts(tmp_path)

@@ -57,6 +57,7 @@ def test_a_full_recipe(tmp_path: Path) -> None:
     assert (recipe.out, recipe.dtype, recipe.max_shard_size) == (str(tmp_path / "out"), "bfloat16", "100MiB")
     assert (recipe.seed, recipe.ignore, recipe.missing) == (7, ("x.*",), "base")
     assert (recipe.check_base, recipe.vector, recipe.family) == (False, None, None)
+    assert recipe.absolute() == recipe
     assert read(tmp_path, "experts: {a: org/a}") == Recipe({"a": "org/a"})
 
 

@@ -44,6 +44,7 @@ report: {title: x}"""
     )
     assert recipe.diagnose == Diagnose("ridge", points=10, scales=True)
     assert recipe.report == Report("x")
+    assert recipe.absolute() == recipe
     protocols = protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]

@@ -114,8 +114,9 @@ class Problem:
         """The strength by leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
         if len(self.H) < 2:
             return math.inf
-        errors = [self.spectrum.leave_one_out(self.residual, strength) for strength in STRENGTHS]
-        return STRENGTHS[near_best(torch.stack([error.square().sum(1) for error in errors]))[0]]
+        R = self.residual
+        losses = [self.spectrum.leave_one_out(R, strength).square().sum(1) for strength in STRENGTHS]
+        return STRENGTHS[near_best(torch.stack(losses))[0]]
 
     @cached_property
     def residual(self) -> torch.Tensor:

@@ -93,7 +93,9 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
 def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
     """A [r, r] from S [r, r] and energy = tr(C), for features of width d that are projected to width r."""
     identity = torch.eye(len(S), dtype=S.dtype)
-    return identity if math.isinf(kappa) or energy <= 0 else polar_factor(S + kappa * energy / d * identity, task=task)
+    if math.isinf(kappa) or energy <= 0:
+        return identity
+    return polar_factor(S + kappa * energy / d * identity, task=task)
 
 
 def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> float:

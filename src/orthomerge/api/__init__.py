@@ -1,1 +1,1 @@
-"""The verbs of the library: names in, values out."""
+"""The verbs of the library, one file per verb: names in, values out."""

@@ -57,7 +57,7 @@ def merge(
 
     Each task keeps its own labels and head on the one merged encoder.
     """
-    from orthomerge.api.merge import AUTO
+    from orthomerge.api.merge import search_scale
     from orthomerge.api.request import read_request
 
     recipe = read_request(
@@ -74,13 +74,10 @@ def merge(
         dtype=dtype,
         max_shard_size=max_shard_size,
     )
-    searched = recipe.parameters.get("scale") == AUTO
     if dry_run:
-        _plan(recipe.with_scale(1.0) if searched else recipe, as_json=display.json)  # any number plans alike
+        _plan(recipe, as_json=display.json)
         return
-    if searched:
-        from orthomerge.api.merge import search_scale
-
+    if recipe.searches_scale:
         search = search_scale(recipe, columns.of(data))
         recipe = recipe.with_scale(search.best)
         if not display.silent:

@@ -43,15 +43,12 @@ class Optimiser:
         self._adamw = torch.optim.AdamW(rated, weight_decay=0.0, fused=device.type == "cuda")
         self.values: list[torch.Tensor] = [value for group in groups for value in group["params"]]
 
-    def clear(self) -> None:
-        """Remove all gradients."""
-        self._adamw.zero_grad(set_to_none=True)
-
     def step(self, share: float = 1.0) -> None:
-        """One step at a share of the full learning rates; values without a gradient stay as they are."""
+        """One step at a share of the full learning rates, which uses up the gradients; values without one stay."""
         for group in self._adamw.param_groups:
             group["lr"] = group["rate"] * share
         self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
         """Values and moments, from which a killed run continues."""

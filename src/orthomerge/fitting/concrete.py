@@ -101,7 +101,8 @@ class ConcreteMask(Gates):
 class TwoLevels(Gates):
     """Gates that step in turn: first the coefficients, then the mask, after which the coefficients start again.
 
-    The weights of the coefficients, from an origin of zero, are the vector of the mask.
+    The weights of the coefficients, from an origin of zero, are the vector of the mask. A step gives one of the two a
+    gradient, and the optimiser leaves the other.
     """
 
     def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
@@ -118,8 +119,6 @@ class TwoLevels(Gates):
         self.mask.write(weights, step // 2)
 
     def backward(self, gradient: torch.Tensor, step: int) -> None:
-        # The optimiser skips values without a gradient.
-        self.mask.values.grad = self._coefficients.values.grad = None
         if step % 2 == 0:
             self._coefficients.backward(gradient * self.mask.mask, step)
         else:

@@ -159,8 +159,6 @@ def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: Ma
     encoder = setting.encoder
     rows, back = torch.unique(torch.cat([some.rows for some in targets.values()]), return_inverse=True)
     encoder.gradient.zero_()
-    for parameter in objective.parameters:
-        parameter.grad = None
     with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=setting.half):
         features = features_of(encoder, inputs.pool, rows)
     parts = torch.split(features.float()[back.to(encoder.device)], [len(some) for some in targets.values()])

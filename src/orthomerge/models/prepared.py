@@ -47,10 +47,7 @@ class Pool:
     @classmethod
     def of(cls, parts: Sequence[Part], device: torch.device, *, room: int) -> Pool:
         """Process all inputs, if they go together and fit into `room` bytes."""
-        pool = cls(tuple(parts), device, _processed(parts, device, room) if room else None)
-        if pool.lengths is not None and not pool.lengths.all():
-            return cls(pool.parts, device, None)  # tokenizers have forms of their own for a batch without tokens
-        return pool
+        return cls(tuple(parts), device, _processed(parts, device, room) if room else None)
 
     def __len__(self) -> int:
         return sum(len(part.examples) for part in self.parts)
@@ -66,8 +63,7 @@ class Pool:
         if mask is None:
             return None
         columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-        distance = columns.flip(0) if self._left else columns
-        return ((mask != 0).long() * distance).max(1).values.cpu()
+        return ((mask != 0).long() * columns).max(1).values.cpu()
 
     def batch(self, rows: torch.Tensor) -> Batch:
         """The inputs of some rows (on the CPU), in that order, on the device."""
@@ -77,8 +73,7 @@ class Pool:
         if self.lengths is None:
             return {name: tensor[places] for name, tensor in self.kept.items()}
         longest = int(self.lengths[rows].max())
-        columns = slice(-longest, None) if self._left else slice(longest)
-        return {name: tensor[places, columns] for name, tensor in self.kept.items()}
+        return {name: tensor[places, :longest] for name, tensor in self.kept.items()}
 
     def extended(self, parts: Sequence[Part], *, room: int) -> Pool:
         """The pool with more inputs after those that it has."""
@@ -119,10 +114,6 @@ class Pool:
         cuts = sorted({last * part // 8 for part in range(1, 8)} - {0})
         choices = [(*ends, last) for count in range(3) for ends in combinations(cuts, count)]
         return torch.tensor_split(order, min(choices, key=cost)[:-1])
-
-    @cached_property
-    def _left(self) -> bool:
-        return any(_pads_left(part.processor) for part in self.parts)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -181,11 +172,6 @@ def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) 
         rows = []
         for part in parts:
             missing = width - part[name].shape[1]
-            sides = (missing, 0) if _pads_left(processor) else (0, missing)
-            rows.append(torch.nn.functional.pad(part[name], sides, value=padding.get(name, 0)))
+            rows.append(torch.nn.functional.pad(part[name], (0, missing), value=padding.get(name, 0)))
         stacked[name] = torch.cat(rows)
     return stacked
-
-
-def _pads_left(processor: Processor) -> bool:
-    return isinstance(processor, TextProcessor) and getattr(processor.tokenizer, "padding_side", "right") == "left"

@@ -102,6 +102,11 @@ class ProcessorSource:
         tokenizer = _load("AutoTokenizer", copy, f"the tokenizer of {where}", named=named)
         if tokenizer.pad_token is None:
             raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
+        if tokenizer.padding_side != "right":  # else the first token, which many heads read, would be padding
+            raise CheckpointError(
+                f"the tokenizer of {where} pads texts on the {tokenizer.padding_side}, so that features would depend "
+                "on the batch; set 'padding_side' to 'right' in its tokenizer_config.json"
+            )
         rows = config.get("vocab_size")
         if isinstance(rows, int) and len(tokenizer) > rows:
             raise IncompatibleError(

@@ -67,6 +67,8 @@ class Plan:
 
 def plan(recipe: Recipe) -> Plan:
     """Read headers only, and list every problem; nothing is computed or written."""
+    if recipe.searches_scale:
+        recipe = recipe.with_scale(1.0)  # any number plans alike
     experts = Experts(recipe.opening)
     problems, parts = recipe_problems(recipe, experts), experts.partial
     if parts is None:

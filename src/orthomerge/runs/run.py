@@ -108,7 +108,7 @@ def _checked(recipe: Recipe) -> Experts:
     """Check a recipe as far as names and headers allow, and return its opened experts."""
     if recipe.sweep is not None:
         return check_sweep(recipe)[1]
-    if recipe.parameters.get("scale") == "auto":
+    if recipe.searches_scale:
         raise RecipeError(
             "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that it "
             "chooses, or use a fitted method"
@@ -207,28 +207,29 @@ class _Run:
     def _write_info(self) -> None:
         """Write how the run was made, unless that has not changed."""
         path, entries = self.work.run / INFO, [done.entry for done in self.done.values()]
+        seconds = {entry.name: round(entry.seconds, 3) for entry in entries}
+        manifests: tuple[str | dict[str, Any], ...]
+        if scores := [done.entry for done in self._scores()]:
+            seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
+            results = results_of(self.work, [entry.key for entry in scores])
+            manifests = tuple(result.facts for result in results if result.facts)
+        else:
+            manifests = tuple(os.path.relpath(place, self.work.run) for place in model_places(self.work))
+        with suppress(OrthomergeError):  # there is none, or it is damaged
+            before = read_info(path)
+            if (before.recipe, before.seconds, before.manifests) == (self.work.text, seconds, manifests):
+                return
+        claim(self.work.run, [INFO])
         info = RunInfo(
             command=self.command,
             recipe=self.work.text,
             started=f"{self.started:%Y-%m-%dT%H:%M:%SZ}",
-            seconds={entry.name: round(entry.seconds, 3) for entry in entries},
+            seconds=seconds,
             memory=max(entry.memory for entry in entries),
             machine=_machine(),
             versions={"orthomerge": VERSION, **versions(), "transformers": version("transformers")},
+            manifests=manifests,
         )
-        if scores := [done.entry for done in self._scores()]:
-            seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
-            results = results_of(self.work, [entry.key for entry in scores])
-            info = replace(info, seconds=seconds, manifests=tuple(each.facts for each in results if each.facts))
-        else:
-            start = self.work.run.absolute()
-            places = [os.path.relpath(place.absolute(), start) for place in model_places(self.work)]
-            info = replace(info, manifests=tuple(Path(place).as_posix() for place in places))
-        with suppress(OrthomergeError):  # there is none, or it is damaged
-            before = read_info(path)
-            if (before.recipe, before.seconds, before.manifests) == (info.recipe, info.seconds, info.manifests):
-                return
-        claim(self.work.run, [INFO])
         write_info(path, info)
 
     def _remove_others(self, artifacts: Sequence[Artifact]) -> None:

@@ -119,7 +119,6 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
                     loss = nn.functional.cross_entropy(logits, labels)
                     penalty = _penalty(model, run, step)
                     loss = loss + settings.penalty * penalty
-                optimiser.clear()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if settings.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -178,10 +177,8 @@ def fit_head(model: Model, run: Run, number: int) -> None:
         loss = nn.functional.cross_entropy(head(features[rows]), labels[rows])
         if step % _EVERY == 0 or step + 1 == steps:
             run.check(loss.item(), f"step {step + 1} of {steps} of the head's own")
-        optimiser.clear()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step(rate_share(step, steps, warmup=settings.warmup))
-    optimiser.clear()
 
 
 class _Tally:

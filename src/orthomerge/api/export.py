@@ -1,0 +1,40 @@
+"""Write a model for other tools: stock transformers or ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.models.model import Model
+from orthomerge.models.saved import resolve
+
+FORMATS = ("transformers", "onnx")
+
+
+def export(
+    model: Model | str | Path,
+    out: str | Path,
+    *,
+    task: str | None = None,
+    format: Literal["transformers", "onnx"] = "transformers",  # noqa: A002 - the word of the command line
+    force: bool = False,
+) -> dict[str, object]:
+    """Write one task as a folder that a stock class loads, or one task or all as an ONNX graph.
+
+    Return the inputs and outputs of the graph, or the task.
+    """
+    if format not in FORMATS:
+        raise RecipeError(f"'format' must be transformers or onnx, got {format!r}; {nearest(format, FORMATS)}")
+    value, folder = resolve(model)
+    target, inputs = Path(out), () if folder is None else (folder,)
+    if format == "onnx":
+        from orthomerge.models.onnx import export_onnx
+
+        return export_onnx(value, target, task=task, force=force, inputs=inputs)
+    if task is None:
+        raise RecipeError("a stock classifier has one head: name the 'task', or write ONNX")
+    from orthomerge.models.writing import write_stock as write
+
+    write(value, task, target, force=force, inputs=inputs)
+    return {"task": task}

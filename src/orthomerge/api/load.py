@@ -1,0 +1,13 @@
+"""Load a saved model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orthomerge.models.model import Model
+from orthomerge.models.saved import read_model
+
+
+def load(path: str | Path, *, verify: bool = True) -> Model:
+    """Load a folder that `merge` wrote. Every byte that is used is compared with its recorded hash."""
+    return read_model(Path(path).expanduser(), verify=verify)
