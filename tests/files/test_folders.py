@@ -89,7 +89,7 @@ def test_a_model_is_no_run_folder(tmp_path: Path, marker: str, below: str) -> No
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": 1}', "years of work"])
 def test_a_list_that_is_none_of_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN).write_text(text)
-    with pytest.raises(OutputError, match=f"{RUN} is not the list of a run folder of ours"):
+    with pytest.raises(OutputError, match=f"{RUN} is not a valid list of a run folder; move it away"):
         claim(tmp_path, FILES)
     assert (tmp_path / RUN).read_text() == text
 

@@ -177,7 +177,7 @@ HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "duplicate key": (
         b'{"a":{"dtype":"F32"},"a":{"dtype":"I32"}}',
         b"",
-        "of .*x names 'a' twice; do not trust this file",
+        "of .*x has the key 'a' twice; do not trust this file",
     ),
 }
 
