@@ -163,8 +163,9 @@ def test_a_label_with_two_names(tmp_path: Path) -> None:
     given_rows = make_rows()
     given_rows[4]["label_name"] = "horse"
     given_rows[5]["label_name"] = ""
-    message = r"line 5 calls label 0 'horse', which was 'zebra' before; line 6 must have a name as 'label_name', got ''"
-    refused(write(tmp_path / "a.jsonl", given_rows), message)
+    first = "line 5 must have the name 'zebra' for label 0, as before, got 'horse'"
+    second = "line 6 must have a name as 'label_name', got ''"
+    refused(write(tmp_path / "a.jsonl", given_rows), f"{first}; {second}")
 
 
 @pytest.mark.parametrize(
@@ -240,4 +241,4 @@ def test_names_that_datasets_left_in_parquet(tmp_path: Path) -> None:
     assert read_task(save("b.parquet", "nonsense")).labels == ("0", "1")
     refused(save("a.parquet", ["zebra", "ape", "horse"]), r"a.parquet: the train split has no examples of 'horse'")
     files_by_split = {"train": save("a.parquet", ["zebra", "ape"]), "test": save("b.parquet", ["ape", "zebra"])}
-    refused(files_by_split, r"b.parquet calls label 0 'ape', which was 'zebra' before")
+    refused(files_by_split, r"b.parquet must have the name 'zebra' for label 0, as before, got 'ape'")

@@ -667,7 +667,7 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     checkpoint = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
     check(checkpoint, {"w": torch.tensor([1.0, 2.0])})
     for parts, match in [
-        ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, not 1000; fetch it again"),
+        ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, got 1000; fetch it again"),
         ((MAGIC, PROTOCOL, {"little_endian": False}, state, ["0"]), "not written on a little-endian machine"),
         ((MAGIC, PROTOCOL, INFO, state, ["9"]), "the list of storages does not fit the tensors"),
         ((MAGIC, PROTOCOL, INFO, state, 3), "the list of storages does not fit the tensors"),

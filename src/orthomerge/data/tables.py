@@ -145,7 +145,7 @@ def _add_name(raw: Raw, key: Key, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise BadRowError(f"must have a name as {_NAME!r}, got {_shortened(name)}")
     if raw.names.setdefault(key, name) != name:
-        raise BadRowError(f"calls label {key!r} {name!r}, which was {raw.names[key]!r} before")
+        raise BadRowError(f"must have the name {raw.names[key]!r} for label {key!r}, as before, got {name!r}")
 
 
 def _shortened(value: object) -> str:

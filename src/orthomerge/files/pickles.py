@@ -164,9 +164,9 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Locate]:
                 f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
             ) from error
         if magic != _MAGIC:
-            raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with it")
+            raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch")
         if (protocol := machine.load()) != _PROTOCOL:
-            raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
+            raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, got {protocol!r:.20}; fetch it again")
         machine_info = machine.load()
         if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
             raise CheckpointError(f"{file.path} was not written on a little-endian machine; {_AGAIN}")

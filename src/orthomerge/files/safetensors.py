@@ -115,7 +115,7 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
         )
     valid = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
     if not valid or not are_counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; {_DAMAGED}")
+        raise CheckpointError(f"{where} has invalid shape {shape!r:.80} or offsets {offsets!r:.80}; {_DAMAGED}")
     spec = Spec(tuple(shape), dtype)
     begin, end = offsets
     if end - begin != spec.nbytes:
@@ -206,14 +206,14 @@ def _write_shard(
         file.write(header)
         hasher.update(header)
         for name, spec in specs.items():
-            left = spec.nbytes
-            while left:
+            remaining = spec.nbytes
+            while remaining:
                 key, view = next(stream, (None, memoryview(b"")))
-                if key != name or len(view) > left:
-                    raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
+                if key != name or len(view) > remaining:
+                    raise AssertionError(f"a block of {key!r} came where {remaining} bytes of {name!r} were due")
                 file.write(view)
                 hasher.update(view)
-                left -= len(view)
+                remaining -= len(view)
                 progress(len(view))
         file.flush()
         os.fsync(file.fileno())

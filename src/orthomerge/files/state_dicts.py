@@ -58,11 +58,11 @@ def _inner(path: Path, mapping: dict[object, object]) -> str | None:
     inner = [key for key, item in items.items() if _has_weights(item, memo)]
     if any(isinstance(item, Tensor) for item in items.values()):
         # Tensors beside a wrapped state dict are a loss or a step; a module may have extra state.
-        odd = [key for key in inner if key not in _USUAL and not key.endswith("_extra_state")]
+        unusual = [key for key in inner if key not in _USUAL and not key.endswith("_extra_state")]
         inner = [key for key in inner if key in _USUAL]
-        if odd and not inner:
+        if unusual and not inner:
             raise CheckpointError(
-                f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(odd)}); "
+                f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(unusual)}); "
                 "it is unclear which are the weights: save the state dict alone"
             )
     if len(inner) <= 1:
