@@ -207,7 +207,7 @@ def start_masking(
         return "the start can be merged again only from all experts, in the order of the merge"
     options = parameters.get("options", {})
     start = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
-    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma takes no other
+    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma accepts no other
     with closing(merge_blocks(vectors, tensor_method, _flat)) as blocks:
         return Masking.of(_counts(merged, blocks, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
 

@@ -212,9 +212,9 @@ def _worst_task(case: Case) -> Finding | None:
         text += f"; {some(near)} may lose as much (the intervals overlap)."
     else:
         text += f", clearly more than the next, {order[1]!r} ({second.value:.1f})."
-    kept = [task for task in order if not losses[task].above]
-    if kept:
-        text += f" No loss is certain on {some(kept)}."
+    unharmed = [task for task in order if not losses[task].above]
+    if unharmed:
+        text += f" No loss is certain on {some(unharmed)}."
     return Finding("Which task suffers", text, numbers)
 
 
