@@ -21,7 +21,7 @@ from orthomerge.files.folders import (
     claim,
     claimed,
     drop,
-    ours_in,
+    existing_files,
     write_marker,
 )
 
@@ -50,7 +50,7 @@ def test_records_replace_ours_and_predictions_of_others_stay(tmp_path: Path) -> 
     assert (tmp_path / "predictions" / "a.npz").exists()  # until nobody can ask for it
     drop_stale(tmp_path, [record("predictions/b.npz")])
     assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["b.npz", "thesis.npz"]
-    assert ours_in(tmp_path) == {"records.jsonl", "predictions/b.npz"}
+    assert existing_files(tmp_path) == {"records.jsonl", "predictions/b.npz"}
     assert (tmp_path / "notes.txt").read_text() == "years of work"
     with pytest.raises(OutputError, match=r"thesis.npz was not written by orthomerge"):
         put_records(tmp_path, [], {"predictions/thesis.npz": PREDICTIONS})

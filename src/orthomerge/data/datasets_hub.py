@@ -65,9 +65,9 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         raise CheckpointError(f"{where} has no split called train, val or test, got {some(datasets)}")
     raw = Raw(where, "text")
     for split, name in splits.items():
-        dataset, place = datasets[name].with_format(None), f"{where} ({split})"
+        dataset, origin = datasets[name].with_format(None), f"{where} ({split})"
         columns = _with_pictures(columns, dataset.features, library)
-        columns.check(place, tuple(dataset.features))
+        columns.check(origin, tuple(dataset.features))
         labels = list(dataset[columns.label])
         unlabelled = split != "train" and all(label == _UNKNOWN for label in labels)
         has_pictures = isinstance(dataset.features[columns.text], library.Image)
@@ -82,10 +82,10 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
             names.update(enumerate(feature.names or ()))
         present = (columns.text,) if unlabelled else (columns.text, columns.label)
         read = replace(columns, labelled=not unlabelled, split=None)
-        add_rows(raw, Rows(present, rows, names), read, where=place, fixed=split, default=split)
+        add_rows(raw, Rows(present, rows, names), read, where=origin, fixed=split, default=split)
         if has_pictures:
             raw.modality = "image"
-            raw.parts[split] = replace(raw.parts[split], inputs=_pictures(library, dataset, columns.text, place))
+            raw.parts[split] = replace(raw.parts[split], inputs=_pictures(library, dataset, columns.text, origin))
     return raw
 
 

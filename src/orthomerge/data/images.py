@@ -32,7 +32,7 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif",
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
 _MOST_PIXELS = 1 << 26
 _MOST_BYTES = 1 << 28  # of one picture's file
-_MOST_ARRAYS = 16 << 30  # bytes, unpacked: more does not fit in memory anyway
+_MOST_ARRAYS = 16 << 30  # bytes, unpacked; more would not fit in memory
 _GREY = ("1", "L", "LA")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _NAME = re.compile(r"[xy]_.+")
@@ -51,9 +51,7 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
             return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # every format's decoder has errors of its own, and decompression bombs are warnings or errors
+    except Exception as error:  # every format has errors of its own, and decompression bombs are warnings or errors
         raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or not a picture") from error
 
 
@@ -152,7 +150,7 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
         names = load("label_names")
         if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
             raise CheckpointError(f"{path}: label_names must be texts, got {names.dtype} {list(names.shape)}")
-        raw.names = {place: str(name) for place, name in enumerate(names)}
+        raw.names = {index: str(name) for index, name in enumerate(names)}
     arrays = [file for file in files if _NAME.fullmatch(file)]
     for file in arrays:
         if split_named(file[2:]) is None:

@@ -74,15 +74,15 @@ class Raw:
     names: dict[Key, str] = field(default_factory=dict)
     first: dict[Key, str] = field(default_factory=dict)
 
-    def place(self, key: Key) -> str:
-        """Return where a label occurs first."""
+    def location(self, key: Key) -> str:
+        """Return the location of the first occurrence of a label, for messages."""
         return self.first.get(key, self.where)
 
-    def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], places: Iterable[str]) -> None:
-        """Add a split; `places`: where the label of each input is written."""
+    def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], locations: Iterable[str]) -> None:
+        """Add a split; `locations` are those of the labels in the source, for messages."""
         self.parts[split] = Part(inputs, keys)
-        for key, place in zip(keys, places, strict=False):
-            self.first.setdefault(key, place)
+        for key, location in zip(keys, locations, strict=False):
+            self.first.setdefault(key, location)
 
 
 class Problems:
@@ -141,7 +141,7 @@ def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], 
     """Return the names of the labels in order, and the index of each label as the source writes it.
 
     Labels are in the order of the ids, or of the names if there are no ids; whole numbers are ids, also as text. With
-    `wanted`, they are in that order: matched by name, or as positions where the source has ids only.
+    `wanted`, they are in that order: matched by name, or by position if the source has only ids.
     """
     keys = _in_order({*raw.names, *(key for part in raw.parts.values() for key in part.labels or ())}, raw)
     by_name: dict[str, Key] = {}
@@ -175,8 +175,8 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
     if len(texts) < len(keys):
         text, number = min(texts), next(key for key in keys if not isinstance(key, str))
         raise CheckpointError(
-            f"{raw.where} must have either ids or names as labels, got {text!r} ({raw.place(text)}) and {number!r} "
-            f"({raw.place(number)})"
+            f"{raw.where} must have either ids or names as labels, got {text!r} ({raw.location(text)}) and {number!r} "
+            f"({raw.location(number)})"
         )
     return sorted(keys, key=str)
 
@@ -190,9 +190,9 @@ def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> di
     if len(positions) == len(by_name):
         return positions
     unknown = [name for name, key in by_name.items() if key not in matched]
-    first = next((name for name in unknown if by_name[name] not in positions), unknown[0])
+    bad = next((name for name in unknown if by_name[name] not in positions), unknown[0])
     raise CheckpointError(
-        f"{raw.place(by_name[first])}: label {first!r} is not one of the {len(wanted)} labels; {nearest(first, wanted)}"
+        f"{raw.location(by_name[bad])}: label {bad!r} is not one of the {len(wanted)} labels; {nearest(bad, wanted)}"
     )
 
 
@@ -202,7 +202,7 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
         return
     numbers = [int(key) for key in keys]
     if numbers[0] < 0:
-        raise CheckpointError(f"{raw.place(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
+        raise CheckpointError(f"{raw.location(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
     missing = next((label for label, number in enumerate(numbers, int(numbers[0] == 1)) if label != number), None)
     if missing is not None:
         what = f"has labels from {numbers[0]} to {numbers[-1]} but no {missing}"

@@ -88,20 +88,20 @@ def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Spli
             _add_name(raw, label, name)
     except BadRowError as error:
         raise CheckpointError(f"{where} {error}") from error
-    problems, place = Problems(where), ""
-    for place, row in table.rows:
+    problems, location = Problems(where), ""
+    for location, row in table.rows:
         try:
             split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, default=default)
         except BadRowError as error:
-            problems.add(f"{place} {error}")
+            problems.add(f"{location} {error}")
             continue
         part = raw.parts.setdefault(split, Part([], []))
         part.inputs.append(text)
         if key is not None:
             part.keys.append(key)
-            raw.first.setdefault(key, f"{where} {place}")
+            raw.first.setdefault(key, f"{where} {location}")
     problems.check()
-    if not place:
+    if not location:
         raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
 
 

@@ -29,7 +29,7 @@ from orthomerge.core.table import Table, markdown_escape
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
 from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records
 from orthomerge.evaluation.tables import accuracy_tables
-from orthomerge.files.folders import check_claim, claimed, drop, ours_in
+from orthomerge.files.folders import check_claim, claimed, drop, existing_files
 from orthomerge.files.publish import check_room
 from orthomerge.files.replacing import remove_file, replace_file
 
@@ -119,7 +119,7 @@ def write_derived(out: Path, scores: Scores) -> None:
 def drop_stale(out: Path, records: Iterable[Record]) -> None:
     """Remove our predictions that no record names any more."""
     current = {record.predictions for record in records}
-    drop(out, [name for name in ours_in(out) if name.startswith(f"{_FOLDER}/") and name not in current])
+    drop(out, [name for name in existing_files(out) if name.startswith(f"{_FOLDER}/") and name not in current])
 
 
 def read_run(folder: Path) -> Scores:

@@ -85,7 +85,7 @@ def listed_files(path: Path) -> Mapping[str, Any] | None:
     return files if isinstance(files, dict) else None
 
 
-def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] = ()) -> str | None:
+def why_not_replaceable(folder: Path, marker: str, *, unlisted: Iterable[str] = ()) -> str | None:
     """Return the reason why a folder must not be replaced, worded to follow its name in a message, or None."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     if is_folder and next(names_in(folder), None) is None:
@@ -95,9 +95,9 @@ def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] 
     listed = listed_files(folder / marker)
     if listed is None:
         return f"was not written by orthomerge (its {marker} has no valid 'format' or 'files')"
-    ours = {*listed, marker, *unlisted_but_ours}
-    folders = {f"{parent}/" for name in ours for parent in PurePosixPath(name).parents}
-    foreign = next((name for name in names_in(folder) if name not in ours and name not in folders), None)
+    files = {*listed, marker, *unlisted}
+    folders = {f"{parent}/" for name in files for parent in PurePosixPath(name).parents}
+    foreign = next((name for name in names_in(folder) if name not in files and name not in folders), None)
     return None if foreign is None else f"holds {foreign!r}, which orthomerge did not write"
 
 
@@ -117,8 +117,8 @@ def check_no_output(folder: Path) -> None:
                 raise OutputError(f"{path} is a model that orthomerge wrote (it has {marker}); write to another place")
 
 
-def ours_in(run: Path) -> set[str]:
-    """Return the names of listed files of a run folder that exist."""
+def existing_files(run: Path) -> set[str]:
+    """Return the names of the listed files of a run folder that exist."""
     return {name for name in _listed(run)[1] if os.path.lexists(run / name)}
 
 

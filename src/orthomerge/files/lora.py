@@ -56,7 +56,7 @@ class Factors:
         return (inward, outward) if self.transposed else (outward, inward, *kernel)
 
     def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [rows, r] and [r, columns], float32, whose product is s B A in the layout of the weight."""
+        """Return the float32 factors [rows, r] and [r, columns] of s B A in the layout of the weight."""
         rank = self.a.spec.shape[0]
         a = self.a.read(0, self.a.spec.numel).float().reshape(rank, -1)
         b = self.b.read(0, self.b.spec.numel).float().reshape(-1, rank)

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from orthomerge.core.errors import OutputError, some
-from orthomerge.files.folders import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
+from orthomerge.files.folders import LOCAL, MANIFEST, STATE, WORKING, why_not_replaceable
 from orthomerge.files.replacing import remove_abandoned, remove_folder, sync
 
 _SPARE = 16 << 20  # room for headers, configs and the card
@@ -43,16 +43,15 @@ def publish(
     need: int = 0,
     inputs: Iterable[Path] = (),
     marker: str = MANIFEST,
-    unlisted_but_ours: Iterable[str] = (LOCAL,),
+    unlisted: Iterable[str] = (LOCAL,),
 ) -> Iterator[Path]:
     """Yield a folder to fill; when the block ends without an exception it becomes `out`.
 
     `need`: number of bytes that will be written. `inputs`: folders or files that `out` must neither contain nor be in.
-    `marker`: name of the file that lists all files of a folder, except `unlisted_but_ours`; with `force`, a folder is
-    replaced only if it has such a file.
+    `marker`: with `force`, a folder is replaced only if this file in it lists all others, except those in `unlisted`.
     """
-    out, inputs, unlisted = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
-    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted)
+    out, inputs, unlisted = _absolute(out), tuple(inputs), tuple(unlisted)
+    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted=unlisted)
     check()
     with _locked(out, need) as parents:
         try:
@@ -91,7 +90,7 @@ def check_target(
     force: bool = False,
     inputs: Iterable[Path] = (),
     marker: str = MANIFEST,
-    unlisted_but_ours: Iterable[str] = (LOCAL,),
+    unlisted: Iterable[str] = (LOCAL,),
 ) -> None:
     """Refuse a target that overlaps an input or exists; with `force`, one may exist if orthomerge wrote all of it."""
     out = _absolute(out)
@@ -99,19 +98,19 @@ def check_target(
     for path in inputs:
         source = Path(os.path.realpath(path))
         inside = source.is_dir() and source in written[0].parents
-        if inside or any(ours == source or ours in source.parents for ours in written):
+        if inside or any(folder == source or folder in source.parents for folder in written):
             raise OutputError(f"the output {out} overlaps the input {path}; choose another place")
     if not os.path.lexists(out):
         return
     if not force:
         raise OutputError(f"{out} exists already; give --force to replace it, or choose another place")
-    _check_ours(out, out, marker, unlisted_but_ours)
+    _check_replaceable(out, out, marker, unlisted)
 
 
-def _check_ours(folder: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
-    """Refuse to replace a folder that has files of others; `out` is its name in messages, before it was moved."""
+def _check_replaceable(folder: Path, out: Path, marker: str, unlisted: Iterable[str]) -> None:
+    """Refuse to replace a folder that has files of others; messages call it `out`, its path before it was moved."""
     try:
-        reason = why_not_ours(folder, marker, unlisted_but_ours=unlisted_but_ours)
+        reason = why_not_replaceable(folder, marker, unlisted=unlisted)
     except OSError as error:
         raise OutputError(f"cannot look into {out}: {error.strerror}; choose another place") from error
     if reason is not None:
@@ -227,7 +226,7 @@ def _clear(out: Path) -> None:
         remove_folder(working, proof=WORKING)
 
 
-def _commit(new: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
+def _commit(new: Path, out: Path, marker: str, unlisted: Iterable[str]) -> None:
     """Rename `new` to the target; the former target is then in the working folder, which the caller removes."""
     if not os.path.lexists(out):
         new.rename(out)
@@ -235,7 +234,7 @@ def _commit(new: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str])
     exchanged = _exchange(new, out)
     old = new if exchanged else out.rename(new.with_name("old"))
     try:
-        _check_ours(old, out, marker, unlisted_but_ours)  # somebody may have put a file there since the last check
+        _check_replaceable(old, out, marker, unlisted)  # somebody may have put a file there since the last check
     except OutputError:
         if exchanged:
             _exchange(new, out)

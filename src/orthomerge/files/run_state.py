@@ -65,7 +65,7 @@ class RunState:
     def read(self) -> dict[str, Any] | None:
         """Return the state of this run, or None."""
         self._check()
-        if not self._is_ours():
+        if not self._has_marker():
             return None
         try:
             state = torch.load(self.folder / self.part / _FILE, map_location="cpu", weights_only=True)
@@ -76,16 +76,16 @@ class RunState:
     def remove(self) -> None:
         """Remove the state of a run that is complete, or that must start from its beginning."""
         with suppress(OSError):
-            if self._is_ours() and self.part:
+            if self._has_marker() and self.part:
                 remove_listed(self.folder, [f"{self.part}/{_FILE}"])
-            elif self._is_ours():
+            elif self._has_marker():
                 remove_folder(self.folder, proof=STATE)
 
     def _check(self) -> None:
         """Refuse a folder with files of others."""
-        if not self._is_ours() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
+        if not self._has_marker() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
             raise OutputError(f"{self.folder} is needed for the state of the run, but has other files; move it away")
 
-    def _is_ours(self) -> bool:
+    def _has_marker(self) -> bool:
         marker = self.folder / STATE
         return marker.is_file() and not marker.is_symlink() and not self.folder.is_symlink()

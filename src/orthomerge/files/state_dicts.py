@@ -38,14 +38,14 @@ def find_weights(path: Path, root: object) -> dict[str, Tensor]:
         if _parts(value) is not None:
             tensors = _flatten(path, value)
             if not tensors:
-                raise CheckpointError(f"{path} holds a whole module ({_described(value)}) without any weights")
+                raise CheckpointError(f"{path} holds a whole module ({_describe(value)}) without any weights")
             return tensors
         mapping = _mapping(value)
         key = _inner(path, mapping)
         if key is None:
             tensors = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
             if not tensors:
-                raise CheckpointError(f"{path} holds {_described(value)} with no tensors by name; save it {_AGAIN}")
+                raise CheckpointError(f"{path} holds {_describe(value)} with no tensors by name; save it {_AGAIN}")
             return tensors
         value = mapping[key]
     raise CheckpointError(f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; save them {_AGAIN}")
@@ -123,7 +123,7 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
         parts = _parts(module)
         if parts is None:
             raise CheckpointError(
-                f"{path}: sub-module {prefix[:-1]!r} is {_described(module)}, whose weights cannot be read without "
+                f"{path}: sub-module {prefix[:-1]!r} is {_describe(module)}, whose weights cannot be read without "
                 "running its code; save the state dict instead"
             )
         transient = parts.get("_non_persistent_buffers_set")
@@ -133,13 +133,13 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
             if not isinstance(name, str):
                 raise UnpicklingError("a parameter has a name that is not text")
             if item is not None:
-                tensors[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_described(item))
+                tensors[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_describe(item))
         children = [(f"{prefix}{name}.", item) for name, item in _mapping(parts["_modules"]).items()]
         pending += [child for child in reversed(children) if child[1] is not None]
     return tensors
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     """Describe a value for messages."""
     if isinstance(value, Object):
         return value.maker.path if isinstance(value.maker, Global) else "an object of unknown class"

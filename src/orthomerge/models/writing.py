@@ -235,7 +235,7 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     def rewritten(inside: str, names: Iterable[str]) -> set[str]:
         return {README, MANIFEST} if Path(inside) == folder else set()
 
-    with publish(folder, force=True, unlisted_but_ours=names_in(folder)) as partial:
+    with publish(folder, force=True, unlisted=names_in(folder)) as partial:
         shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_keep, dirs_exist_ok=True)
         write_bytes(partial / README, model_card(manifest).encode())
         manifest["files"] = {**manifest["files"], README: _row(partial / README)}
