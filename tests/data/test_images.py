@@ -84,10 +84,10 @@ def test_folders_that_are_refused(folders: list[str], message: str, animals: Pat
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = picture(tmp_path / "a.png", size=(20, 30))
     with monkeypatch.context() as patch:
-        patch.setattr(images, "_MOST_PIXELS", 599)
+        patch.setattr(images, "_MAX_PIXELS", 599)
         with pytest.raises(CheckpointError, match=r"a.png must have at most 599 pixels, got 20 x 30"):
             decode(path, where=str(path))
-        patch.setattr(images, "_MOST_BYTES", 9)
+        patch.setattr(images, "_MAX_BYTES", 9)
         with pytest.raises(CheckpointError, match=r"a.png must have at most 9 bytes, got \d+"):
             decode(path, where=str(path))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
@@ -173,5 +173,5 @@ def test_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(tmp_path / "half.npz", r"half.npz cannot be read as .npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(1), b=np.zeros(1))
     refused(tmp_path / "other.npz", r"must hold x_train, y_train, x_test and y_test, got a, b")
-    monkeypatch.setattr(images, "_MOST_ARRAYS", 10)
+    monkeypatch.setattr(images, "_MAX_ARRAYS", 10)
     refused(path, r"must unpack to at most 10 bytes on this machine, got \d+")

@@ -39,7 +39,7 @@ def test_val_is_split_off_by_class(tmp_path: Path) -> None:
 def test_val_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl", make_rows(40, 4))
     assert "val" not in read_task(path, validation=0).splits
-    monkeypatch.setattr(reading, "_MOST_VALIDATION", 6)
+    monkeypatch.setattr(reading, "_MAX_VALIDATION", 6)
     assert len(read_task(path, validation=0.5)["val"]) == 6
     for ratio in (-0.1, 1.0):
         refused(path, rf"'validation' must be at least 0 and less than 1, got {ratio}", RecipeError, validation=ratio)

@@ -193,9 +193,9 @@ def test_bad_files(name: str, data: str | bytes, message: str, tmp_path: Path) -
 def test_lines_and_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl.gz", make_rows())
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_LONGEST_LINE", 30)
+        patch.setattr(module, "_MAX_LINE", 30)
         refused(path, r"line 1: a line must have at most 30 bytes")
-    monkeypatch.setattr(module, "_MOST_BYTES", 200)
+    monkeypatch.setattr(module, "_MAX_BYTES", 200)
     refused(path, r"line 3: .* and all lines 200")
 
 

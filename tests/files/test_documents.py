@@ -60,8 +60,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             read_json(odd)
     (tmp_path / "large.json").write_text('{"a": 1}')
     with pytest.raises(CheckpointError, match=r"large.json must have at most 7 bytes, got 8; fetch it again"):
-        read_json(tmp_path / "large.json", most=7)
-    assert read_json(tmp_path / "large.json", most=8) == {"a": 1}
+        read_json(tmp_path / "large.json", max_bytes=7)
+    assert read_json(tmp_path / "large.json", max_bytes=8) == {"a": 1}
 
     def fail(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")

@@ -345,7 +345,7 @@ def test_modules_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     net = nn.Sequential(nn.Linear(2, 2))
     net._modules["self"] = net
     refused(save(net, tmp_path / "m.pt"), r"contains itself, or too many \('self.self.*save its state dict")
-    monkeypatch.setattr(state_dicts, "_MOST_MODULES", 5_000)
+    monkeypatch.setattr(state_dicts, "_MAX_MODULES", 5_000)
     module: nn.Module = nn.Linear(2, 2)
     for _ in range(40):
         module = nn.Sequential(module, module)
@@ -548,15 +548,15 @@ def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
 
 
 def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
+    monkeypatch.setattr(unpickler, "_MAX_STEPS", 100_000)
     many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
     for data in (many + b"h\x00h\x01\x85R" * 5_000, b"\x80\x02" + b"]" * 200_000):
         refused(forge(tmp_path / "m.pt", data + b"."), "more than 100,000 steps.*save the state dict alone")
 
 
 def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(unpickler, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(pickles, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(unpickler, "MAX_BYTES", 1 << 20)
     note = {"note": b"x" * (1 << 20), **{name: tensor() for name in "ab"}}
     refused(
         forge(tmp_path / "m.pt", note), r"data.pkl of .*m.pt must have at most .* bytes, got .*; save the state dict"
@@ -589,7 +589,7 @@ def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "_MOST_DIRECTORY", 1_000)
+    monkeypatch.setattr(pickles, "_MAX_DIRECTORY", 1_000)
     path = forge(tmp_path / "m.pt", {}, extra={f"archive/{i}": b"" for i in range(100)})
     refused(path, r"damaged, or was not written by torch.save")
 

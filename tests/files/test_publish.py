@@ -41,7 +41,7 @@ def work(out: Path, number: int, *, force: bool = False) -> None:
     with publish(out, force=force) as folder:
         (folder / "encoder").mkdir()
         blocks = [("a", torch.full((4,), float(number))), ("b", torch.full((2,), float(number)))]
-        write_shards(folder / "encoder", SPECS, blocks, most=16)
+        write_shards(folder / "encoder", SPECS, blocks, max_bytes=16)
         shutil.copyfile(__file__, folder / "tokenizer.json")
         write_manifest(folder, number=number)
 

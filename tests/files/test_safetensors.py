@@ -49,7 +49,7 @@ def specs_of(tensors: dict[str, torch.Tensor]) -> dict[str, Spec]:
 
 def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     """A file as we write it."""
-    write_shards(folder, specs_of(tensors), tensors.items(), most=10**9)
+    write_shards(folder, specs_of(tensors), tensors.items(), max_bytes=10**9)
     return folder / "model.safetensors"
 
 
@@ -273,7 +273,7 @@ def test_where_shards_are_cut(sizes: tuple[int, ...], most: int, expected: list[
 def test_one_file_needs_no_index(tmp_path: Path) -> None:
     tensors = random()
     counts: list[int] = []
-    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), most=10**9, progress=counts.append)
+    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), max_bytes=10**9, progress=counts.append)
     path = tmp_path / "model.safetensors"
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     digest = f"blake3:{blake3(path.read_bytes()).hexdigest()}"
@@ -286,7 +286,7 @@ def test_one_file_needs_no_index(tmp_path: Path) -> None:
 
 def test_shards_and_their_index(tmp_path: Path) -> None:
     tensors = random()
-    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), most=160)
+    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), max_bytes=160)
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     assert [file.name for file in written] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, INDEX]
@@ -305,7 +305,7 @@ def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> Non
     turned = matrix.T  # not contiguous
     specs = {"a": Spec((4, 6), "BF16"), "b": Spec((6, 4), "BF16")}
     pieces = [("a", matrix.reshape(-1)[start : start + 5]) for start in range(0, 24, 5)]
-    write_shards(tmp_path, specs, [*pieces, ("b", turned)], most=10**6)
+    write_shards(tmp_path, specs, [*pieces, ("b", turned)], max_bytes=10**6)
     written = load_file(tmp_path / "model.safetensors")
     assert torch.equal(written["a"], matrix)
     assert torch.equal(written["b"], turned)
@@ -316,7 +316,7 @@ def test_tensors_without_elements_need_no_block_and_may_have_one(tmp_path: Path,
     empty, shape = torch.zeros(0), torch.zeros(3, 0)
     tensors = {"e1": empty, "a": torch.ones(2), "e2": shape, "b": torch.ones(1), "e3": empty}
     blocks = [(name, tensor) for name, tensor in tensors.items() if with_blocks or tensor.numel()]
-    write_shards(tmp_path, specs_of(tensors), blocks, most=8)
+    write_shards(tmp_path, specs_of(tensors), blocks, max_bytes=8)
     written = open_checkpoint(tmp_path)
     assert {name: tuple(written[name].shape) for name in written} == {n: tuple(t.shape) for n, t in tensors.items()}
 
@@ -341,7 +341,7 @@ def test_blocks_that_do_not_fit_are_a_defect_of_ours(
 ) -> None:
     specs = {"a": Spec((2,), "F32"), "b": Spec((3,), "F32")}
     with pytest.raises(AssertionError, match=match):
-        write_shards(tmp_path, specs, blocks, most=10**6)
+        write_shards(tmp_path, specs, blocks, max_bytes=10**6)
 
 
 def test_a_file_that_is_there_already_is_not_touched(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
-_MOST_PIXELS = 1 << 26
-_MOST_BYTES = 1 << 28  # of one picture's file
-_MOST_ARRAYS = 16 << 30  # bytes, unpacked; more would not fit in memory
+_MAX_PIXELS = 1 << 26
+_MAX_BYTES = 1 << 28  # of one picture's file
+_MAX_ARRAYS = 16 << 30  # bytes, unpacked; more would not fit in memory
 _GREY = ("1", "L", "LA")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _NAME = re.compile(r"[xy]_.+")
@@ -57,9 +57,9 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
 
 def _check_size(size: tuple[int, int], where: str) -> None:
     width, height = size
-    if width * height > _MOST_PIXELS:
+    if width * height > _MAX_PIXELS:
         raise CheckpointError(
-            f"{where} must have at most {_MOST_PIXELS} pixels, got {width} x {height}; make it smaller"
+            f"{where} must have at most {_MAX_PIXELS} pixels, got {width} x {height}; make it smaller"
         )
 
 
@@ -74,8 +74,8 @@ def pixels(picture: Image, where: str) -> Pixels:
 
 def _bytes(path: Path) -> bytes:
     file = RawFile(path)
-    if file.size > _MOST_BYTES:
-        raise CheckpointError(f"{path} must have at most {_MOST_BYTES} bytes, got {file.size}; make it smaller")
+    if file.size > _MAX_BYTES:
+        raise CheckpointError(f"{path} must have at most {_MAX_BYTES} bytes, got {file.size}; make it smaller")
     return file.bytes(0, file.size)
 
 
@@ -133,13 +133,13 @@ def read_arrays(path: Path) -> Raw:
 
 def _check_room(path: Path, size: int) -> None:
     """Refuse an archive that is larger, unpacked, than the limit or, if the system reports it, the free memory."""
-    most = _MOST_ARRAYS
+    limit = _MAX_ARRAYS
     with suppress(OSError, ValueError, IndexError):
         free = re.findall(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)[0]
-        most = min(most, 1024 * int(free))
-    if size > most:
+        limit = min(limit, 1024 * int(free))
+    if size > limit:
         raise CheckpointError(
-            f"{path} must unpack to at most {most} bytes on this machine, got {size}; "
+            f"{path} must unpack to at most {limit} bytes on this machine, got {size}; "
             "give a smaller file, or pictures in folders"
         )
 

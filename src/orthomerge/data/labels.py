@@ -28,7 +28,7 @@ _SPLITS: dict[str, Split] = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 _WAY_OUT = "correct or remove them (empty texts are kept with `keep_empty`)"
 
 
@@ -95,7 +95,7 @@ class Problems:
 
     def add(self, problem: str) -> None:
         self.count += 1
-        if len(self.shown) < _MOST_SHOWN:
+        if len(self.shown) < _MAX_SHOWN:
             self.shown.append(problem)
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick, share, stratified
 
 Source = str | Path | Mapping[str, str | Path]
-_MOST_VALIDATION = 5000
+_MAX_VALIDATION = 5000
 _WAY_OUT = (
     f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
     "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
@@ -131,7 +131,7 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
 
 def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
     """Split a validation set off the training set; empty if there are too few examples."""
-    chosen = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
+    chosen = stratified(labels, min(round(ratio * len(train)), _MAX_VALIDATION), seed=0)
     if not len(chosen):
         return {}
     rest = np.setdiff1d(np.arange(len(train)), chosen)

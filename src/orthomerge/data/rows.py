@@ -23,8 +23,8 @@ from orthomerge.data.labels import Key
 from orthomerge.files.documents import parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-_LONGEST_LINE = 16 << 20
-_MOST_BYTES = 16 << 30  # unpacked; more would not fit in memory
+_MAX_LINE = 16 << 20
+_MAX_BYTES = 16 << 30  # unpacked; more would not fit in memory
 _BATCH = 4096  # rows of parquet per read
 _BOM = b"\xef\xbb\xbf"
 
@@ -170,10 +170,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, numbered from 1."""
     total = 0
     with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):
             total += len(line)
-            if len(line) > _LONGEST_LINE or total > _MOST_BYTES:
-                limits = f"a line must have at most {_LONGEST_LINE} bytes, and all lines {_MOST_BYTES}"
+            if len(line) > _MAX_LINE or total > _MAX_BYTES:
+                limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
                 raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
             yield number, line.removeprefix(_BOM) if number == 1 else line
 

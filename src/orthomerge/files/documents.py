@@ -9,16 +9,18 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
-    """Read an object from a JSON file of at most `most` bytes."""
+def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+    """Read an object from a JSON file of at most `max_bytes` bytes."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist or is not a plain file")
-        if path.stat().st_size > most:
-            raise CheckpointError(f"{path} must have at most {most} bytes, got {path.stat().st_size}; fetch it again")
+        if path.stat().st_size > max_bytes:
+            raise CheckpointError(
+                f"{path} must have at most {max_bytes} bytes, got {path.stat().st_size}; fetch it again"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

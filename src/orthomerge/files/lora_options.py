@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 CONFIG = "adapter_config.json"
-_MOST_CONFIG = 1 << 20
+_MAX_CONFIG = 1 << 20
 
 MERGE = "merge it into the full model with peft (merge_and_unload) and give that model instead"
 RETRAIN = "train a plain LoRA adapter instead"
@@ -55,17 +55,17 @@ _ALLOWED = frozenset(
 # Initialisations that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the factors from it.
 _ALLOWED_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 # Patterns are untrusted: a regular expression with nested repeats, or with many of them, can take exponential time.
-_MOST_PATTERNS = 4096
+_MAX_PATTERNS = 4096
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
 _REPEAT = re.compile(r"[*+{]")
-_MOST_STEPS = 10**9
+_MAX_STEPS = 10**9
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
     """Read and check the options of an adapter folder; return them and their opened file."""
     path = folder / CONFIG
     document = RawFile(contained(path, folder))  # opened before it is read, so that a later change is detected
-    config = read_json(path, most=_MOST_CONFIG)
+    config = read_json(path, max_bytes=_MAX_CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {MERGE}")
@@ -98,8 +98,8 @@ class Scale:
         patterns = config.get(table) or {}
         if not isinstance(patterns, dict):
             raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
-        if len(patterns) > _MOST_PATTERNS:
-            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MOST_PATTERNS}; {MERGE}")
+        if len(patterns) > _MAX_PATTERNS:
+            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MAX_PATTERNS}; {MERGE}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
@@ -117,7 +117,7 @@ class Scale:
 
     def of(self, module: str) -> float:
         for pattern, value in self._patterns:
-            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MOST_STEPS:
+            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MAX_STEPS:
                 raise self._endless(pattern.pattern)
             if pattern.match(module):
                 return value

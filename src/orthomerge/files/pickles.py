@@ -19,7 +19,7 @@ from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import are_counts, check_name, read_safetensors
 from orthomerge.files.state_dicts import find_weights
-from orthomerge.files.unpickler import MOST_BYTES, Machine, Stream
+from orthomerge.files.unpickler import MAX_BYTES, Machine, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,8 @@ Locate = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its of
 ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
-_MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
-_MOST_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
+_MAX_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
+_MAX_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
 _PAGES = (b"<!doctype", b"<html", b"<?xml")
 _AGAIN = "load it with torch on a common machine and save it again"
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
@@ -108,9 +108,9 @@ def _read_zip(file: RawFile) -> tuple[object, Locate]:
         if word != b"little":
             raise CheckpointError(f"{file.path} must have byte order b'little', got {word!r}; {_AGAIN}")
     begin, length = _member_data(file, members[pickles[0]], end)
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise CheckpointError(
-            f"data.pkl of {file.path} must have at most {MOST_BYTES} bytes, got {length}; "
+            f"data.pkl of {file.path} must have at most {MAX_BYTES} bytes, got {length}; "
             "save the state dict alone, without the training state"
         )
     machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
@@ -119,7 +119,7 @@ def _read_zip(file: RawFile) -> tuple[object, Locate]:
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
     """Return the members of an archive by name, after checks, and the offset of its directory."""
-    with Stream(file, _MOST_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
+    with Stream(file, _MAX_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
     refused = {
@@ -151,7 +151,7 @@ def _member_data(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, i
 
 def _read_stream(file: RawFile, head: bytes) -> tuple[object, Locate]:
     """Return the content of a pickle in the older stream, and a function that locates the storages after it."""
-    with Stream(file, MOST_BYTES) as stream:
+    with Stream(file, MAX_BYTES) as stream:
         machine = Machine(file.path, stream)
         try:
             magic = machine.load()
@@ -229,7 +229,7 @@ def _entry(file: RawFile, name: str, tensor: Tensor, locate: Locate) -> Entry:
     if extent * width > storage.nbytes:
         what = f"reaches to byte {extent * width} of storage {storage.key!r}, which has {storage.nbytes}"
         raise CheckpointError(f"{where} {what}; {again}")
-    if spec.nbytes > max(storage.nbytes, _MOST_REPEATED):
+    if spec.nbytes > max(storage.nbytes, _MAX_REPEATED):
         raise CheckpointError(
             f"{where} repeats {storage.nbytes} bytes to make {spec.nbytes}; save a contiguous copy of it instead"
         )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LENGTH = 8
-_MOST_HEADER = 100_000_000  # the reference implementation's limit
-_MOST_NAME = 1_000
-_MOST_AXES = 64
+_MAX_HEADER = 100_000_000  # the reference implementation's limit
+_MAX_NAME = 1_000
+_MAX_AXES = 64
 _DAMAGED = "the file is damaged: fetch it again"
 _STEM = "model"
 METADATA = {"format": "pt"}  # required by transformers
@@ -70,7 +70,7 @@ def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
 def check_name(name: str, path: Path) -> None:
     """Refuse names of tensors that no framework writes and that could be misused as paths."""
     unsafe = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
-    if not name or len(name) > _MOST_NAME or unsafe or name == "__metadata__":
+    if not name or len(name) > _MAX_NAME or unsafe or name == "__metadata__":
         raise CheckpointError(
             f"{path} holds a tensor with the name {name[:80]!r}, which no framework writes; do not trust this file"
         )
@@ -78,7 +78,7 @@ def check_name(name: str, path: Path) -> None:
 
 def are_counts(values: Any) -> bool:
     """Return whether values can be a shape or offsets: a short list of non-negative integers."""
-    if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
+    if not isinstance(values, list | tuple) or len(values) > _MAX_AXES:
         return False
     return all(type(value) is int and 0 <= value < 2**62 for value in values)
 
@@ -89,7 +89,7 @@ def _header(file: RawFile) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path} has {file.size} bytes, too few for a safetensors file: fetch it again")
     first = file.bytes(0, _LENGTH)
     length = int.from_bytes(first, "little")
-    if length > min(_MOST_HEADER, file.size - _LENGTH):
+    if length > min(_MAX_HEADER, file.size - _LENGTH):
         what = f"is not a safetensors file, or was cut short: its header would be {length} bytes long; fetch it again"
         if first == b"version ":
             what = "is a Git LFS pointer, not the weights: run `git lfs pull`"
@@ -151,12 +151,12 @@ class Written:
     tensors: tuple[str, ...] = ()
 
 
-def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
-    """Distribute tensors over shards of at most `most` bytes, in order; a larger tensor gets its own shard."""
+def plan_shards(specs: dict[str, Spec], max_bytes: int) -> list[dict[str, Spec]]:
+    """Distribute tensors over shards of at most `max_bytes` bytes, in order; a larger tensor gets its own shard."""
     shards: list[dict[str, Spec]] = [{}]
     filled = 0
     for name, spec in specs.items():
-        if shards[-1] and filled + spec.nbytes > most:
+        if shards[-1] and filled + spec.nbytes > max_bytes:
             shards.append({})
             filled = 0
         shards[-1][name] = spec
@@ -169,7 +169,7 @@ def write_shards(
     specs: dict[str, Spec],
     blocks: Iterable[tuple[str, torch.Tensor]],
     *,
-    most: int,
+    max_bytes: int,
     progress: Callable[[int], None] = lambda count: None,
     stem: str = _STEM,
 ) -> list[Written]:
@@ -177,7 +177,7 @@ def write_shards(
 
     `blocks`: parts of the tensors, by name, in the order of `specs`.
     """
-    shards = plan_shards(specs, most)
+    shards = plan_shards(specs, max_bytes)
     # Blocks without elements are skipped: for an empty tensor, there may or may not be one.
     stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
     written = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_MOST_NESTING: Final = 32  # rebuilds inside rebuilds
+_MAX_NESTING: Final = 32  # rebuilds inside rebuilds
 
 # Storage class -> dtype. Storages of `_OTHER` (bytes per element) are skipped: their tensors cannot be read.
 _STORAGES: Mapping[str, str] = {
@@ -123,7 +123,7 @@ def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
     path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
     if _FROM_TYPE.fullmatch(path):
         func, _, inner, _ = args
-        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MOST_NESTING else None
+        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MAX_NESTING else None
         if not isinstance(tensor, Tensor):
             raise UnpicklingError("a subclass of Tensor is rebuilt from something else")
         return tensor

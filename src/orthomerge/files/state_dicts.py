@@ -24,9 +24,9 @@ _TRAINING = re.compile(
     r"(.*_)?(opt|optim|optimi[sz]ers?|(lr_?)?sched(uler)?s?|(grad_?)?scaler|amp|rng|callbacks?|loops?)(_.*)?",
     re.IGNORECASE,
 )
-_MOST_LEVELS: Final = 8  # wrappers around the state dict
-_MOST_MODULES: Final = 1_000_000
-_MOST_PREFIX: Final = 4_096
+_MAX_LEVELS: Final = 8  # wrappers around the state dict
+_MAX_MODULES: Final = 1_000_000
+_MAX_PREFIX: Final = 4_096
 _NOTHING: dict[object, object] = {}
 _AGAIN: Final = "again with torch.save(model.state_dict(), ...)"
 
@@ -34,7 +34,7 @@ _AGAIN: Final = "again with torch.save(model.state_dict(), ...)"
 def find_weights(path: Path, root: object) -> dict[str, Tensor]:
     """Return the tensors by name, in the order of the state dict."""
     value = root
-    for _ in range(_MOST_LEVELS):
+    for _ in range(_MAX_LEVELS):
         if _parts(value) is not None:
             tensors = _flatten(path, value)
             if not tensors:
@@ -48,7 +48,7 @@ def find_weights(path: Path, root: object) -> dict[str, Tensor]:
                 raise CheckpointError(f"{path} holds {_describe(value)} with no tensors by name; save it {_AGAIN}")
             return tensors
         value = mapping[key]
-    raise CheckpointError(f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; save them {_AGAIN}")
+    raise CheckpointError(f"{path} wraps its weights in more than {_MAX_LEVELS} mappings; save them {_AGAIN}")
 
 
 def _inner(path: Path, mapping: dict[object, object]) -> str | None:
@@ -115,7 +115,7 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
     while pending:
         prefix, module = pending.pop()
         visited += 1
-        if len(prefix) > _MOST_PREFIX or visited > _MOST_MODULES:
+        if len(prefix) > _MAX_PREFIX or visited > _MAX_MODULES:
             raise CheckpointError(
                 f"{path} holds a module that contains itself, or too many ({prefix[:60]!r}...); "
                 "save its state dict instead"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from orthomerge.files.raw_file import RawFile
 
 
-MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
-_MOST_STEPS: Final = 5_000_000
+MAX_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
+_MAX_STEPS: Final = 5_000_000
 _NOTHING_RUN: Final = "nothing was run: do not open it with torch.load either"
 
 # fmt: off
@@ -35,19 +35,19 @@ _PUSHED = (  # opcodes that push their argument
 
 
 class Stream(io.BufferedReader):
-    """A buffered stream that never reads more than `most` bytes at once, whatever a header asks for."""
+    """A buffered stream that never reads more than `max_bytes` bytes at once, whatever a header asks for."""
 
-    def __init__(self, file: RawFile, most: int) -> None:
+    def __init__(self, file: RawFile, max_bytes: int) -> None:
         super().__init__(file.stream())
-        self._most = most
+        self._max_bytes = max_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > self._most:
-            raise UnpicklingError(f"a length in the header must be at most {self._most} bytes, got {size}")
-        return super().read(self._most if size is None or size < 0 else size)
+        if size is not None and size > self._max_bytes:
+            raise UnpicklingError(f"a length in the header must be at most {self._max_bytes} bytes, got {size}")
+        return super().read(self._max_bytes if size is None or size < 0 else size)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        return super().readline(self._most)
+        return super().readline(self._max_bytes)
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Machine:
         begin = self.stream.tell()
         for opcode, arg, at in pickletools.genops(self.stream):
             self._steps += 1
-            if self._steps > _MOST_STEPS or (at or 0) - begin > MOST_BYTES:
+            if self._steps > _MAX_STEPS or (at or 0) - begin > MAX_BYTES:
                 raise CheckpointError(
-                    f"{self.path} has a header of more than {_MOST_STEPS:,} steps or {MOST_BYTES >> 20} MiB; "
+                    f"{self.path} has a header of more than {_MAX_STEPS:,} steps or {MAX_BYTES >> 20} MiB; "
                     "weights need a fraction of that: save the state dict alone, without the training state"
                 )
             action = self._ACTIONS.get(opcode.name)

@@ -88,7 +88,7 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress.advance, stem=ENCODER)
+        written = write_shards(folder, specs, blocks, max_bytes=most, progress=progress.advance, stem=ENCODER)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
@@ -177,7 +177,7 @@ def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor])
     """Write a small file of tensors, read it back and compare."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
-    write_shards(folder, {key: specs[key] for key in tensors}, blocks, most=2**62, stem=Path(name).stem)
+    write_shards(folder, {key: specs[key] for key in tensors}, blocks, max_bytes=2**62, stem=Path(name).stem)
 
 
 def _keep(path: str | Path, target: str | Path) -> None:
@@ -256,7 +256,7 @@ def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, 
     blocks = chain(((family.prefix + key, block) for key, block in model.weights.blocks()), tensors.items())
     need = sum(spec.nbytes for spec in specs.values())
     with publish(out, force=force, need=need, inputs=inputs, marker=EXPORT) as folder:
-        write_shards(folder, specs, blocks, most=parse_size("5GB"))
+        write_shards(folder, specs, blocks, max_bytes=parse_size("5GB"))
         model.processor.write(folder)
         config = classifier_config(model.config, family, head.labels, DTYPES[dtype][1])
         write_json(folder / "config.json", config)
