@@ -218,7 +218,7 @@ def test_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* says 0.5000 of 400"),
+        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* has 0.5000 of 400"),
         ({"predictions": None}, "names no predictions of 'one' on 'a'; evaluate again"),
         ({"predictions": "predictions/gone.npz"}, r"cannot read .*gone.npz: No such file"),
         (None, "two records of 'one' on 'a' under current have seed 0"),

@@ -175,7 +175,9 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
     for message, tasks, more in cases:
         with pytest.raises(RecipeError, match=message):
             negated(span_by_hand(*LINE), *tasks, **more)
-    with pytest.raises(RecipeError, match=r"base gets 50\.0% of the control 'control'.*class alone is 50\.0%.*choose"):
+    with pytest.raises(
+        RecipeError, match=r"predict the control 'control' better.*got .* 50\.0% against 50\.0%.*; choose"
+    ):
         negated(span_by_hand((1, 0), (-1, 0)))
     where, more_data = toy.tasks["where"], {**toy.tasks, "other": toy.tasks["where"]}
     verb: list[tuple[str, str, dict[str, Task], Any]] = [

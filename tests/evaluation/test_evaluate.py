@@ -194,7 +194,7 @@ def test_what_cannot_be_scored(toy: Toy) -> None:
     for message, subjects, protocols, more in cases:
         with pytest.raises(RecipeError, match=message):
             scored(toy, subjects, protocols, **more)
-    with pytest.raises(IncompatibleError, match=r"head of 'where' in 'average' has other labels .*match_labels"):
+    with pytest.raises(IncompatibleError, match=r"must have the labels of its head in 'average', .*match_labels"):
         scored(toy, one, tasks=turned)
     unlabelled, labelled = scored(toy, one, [aligned], tasks=train), scored(toy, one, [aligned])
     assert [item.record for item in unlabelled] == [item.record for item in labelled]  # aligned-c never saw a label

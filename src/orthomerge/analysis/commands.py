@@ -44,16 +44,16 @@ def suggested_commands(
 def _opening(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
     """Return arguments for base and experts; None if an expert is in memory or has options beside its path."""
     opening = experts.opening
-    chosen = {task: opening.experts[task] for task in tasks}
-    has_options = any(expert.prefix or expert.labels or expert.head for expert in chosen.values())
+    sources = {task: opening.experts[task] for task in tasks}
+    has_options = any(expert.prefix or expert.labels or expert.head for expert in sources.values())
     if opening.base is None or experts.live or has_options:
         return None
     default = Opening(opening.experts)
     options = {name: getattr(opening, name) for name in _OPTIONS if getattr(opening, name) != getattr(default, name)}
     settings = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
-    paths = {task: expert.path for task, expert in chosen.items()}
-    named = [shlex.quote(f"{task}={path}") for task, path in paths.items()]
-    return [*named, f"--base {shlex.quote(opening.base)}", *_options("--set", settings)]
+    paths = {task: expert.path for task, expert in sources.items()}
+    arguments = [shlex.quote(f"{task}={path}") for task, path in paths.items()]
+    return [*arguments, f"--base {shlex.quote(opening.base)}", *_options("--set", settings)]
 
 
 def _options(flag: str, values: Mapping[str, str]) -> list[str]:

@@ -121,8 +121,8 @@ def diagnose(
         "left_out": setting.left_out,
         "versions": {"orthomerge": VERSION, "torch": torch.__version__},
     }
-    drawn = tuple(figure for figure in figures if figure is not None)
-    return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
+    measured = tuple(figure for figure in figures if figure is not None)
+    return Diagnosis(model.title, tuple(tasks), verdict(case), measured, facts)
 
 
 def _setting(

@@ -10,8 +10,7 @@ only the affine map has a shift; `rigid`, the orthogonal map with a shift, is ou
 here maps are measured on held-out inputs.
 
 Letters: H, T [n, d] input of the head from merged encoder and expert; G(h) = A h + c a map; z, z_T [n, C] logits.
-Distance is mean |G(h) - t| / mean |t - mean t|: 1 is that of the constant guess mean t. KL is
-mean KL(softmax z_T, softmax z).
+Distance: mean |G(h) - t| / mean |t - mean t|, 1 for the constant guess mean t. KL: mean KL(softmax z_T, softmax z).
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def compare_task(
     """Fit maps, aligner and probe to the support and measure them on test. `classifier`: the merge's own."""
     truth, seed = test.merged.labels, detail.seed
     if truth is None:
-        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
+        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; give labelled data")
     H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
     H_fit, T_fit = (read_by(head, _sample(side, detail.maps, seed).values) for side in (support.merged, support.expert))
     maps = fit_maps(H_fit, T_fit, task=test.merged.task)
@@ -141,11 +140,10 @@ def compare_task(
         probe, probed = Probe().build(Evidence(head, labelled, seed=seed)), len(labelled)
         logits["probe"] = logits_of(probe, test.merged.values)
     predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
-    correct = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
+    by_name = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
     geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
-    return TaskComparison(
-        geometry, readings, predicted, correct, head, aligned, len(H_fit), len(support.merged), probed
-    )
+    counts = {"mapped": len(H_fit), "fitted": len(support.merged), "probed": probed}
+    return TaskComparison(geometry, readings, predicted, by_name, head, aligned, **counts)
 
 
 def _sample(features: Features, most: int, seed: int) -> Features:

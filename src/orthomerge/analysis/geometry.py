@@ -94,8 +94,8 @@ def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = N
         if parts:
             grid = span(*parts, ends=ends)
             step = float(grid[1] - grid[0])  # a narrower peak would fall between two points
-            heights = [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts]
-            curves.append(Curve(SHOWN[kind], _short(grid), _short(np.mean(heights, axis=0))))
+            densities = [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts]
+            curves.append(Curve(SHOWN[kind], _short(grid), _short(np.mean(densities, axis=0))))
     return tuple(curves)
 
 
@@ -116,8 +116,8 @@ def density(values: Values, grid: Values, *, width: float, ends: Ends | None = N
     """Estimate 1/(n h) sum_i phi((g - v_i) / h) of values v [n] at the points g of a grid [k]; `width`: h."""
     if ends is not None:
         low, high = ends
-        folded = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
-        return np.where((low <= grid) & (grid <= high), folded, 0.0)
+        reflected = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
+        return np.where((low <= grid) & (grid <= high), reflected, 0.0)
     sums = [float(np.exp(-0.5 * ((point - values) / width) ** 2).sum()) for point in grid]
     return np.array(sums) / (len(values) * width * math.sqrt(2 * math.pi))
 

@@ -50,7 +50,7 @@ def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
     """Return the unbiased CKA of two sets of features of the same inputs."""
     if len(X) != len(Y) or len(X) < _LEAST:
         raise IncompatibleError(
-            f"CKA compares features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
+            f"CKA needs features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
         )
     X, Y = _centred(X.double()), _centred(Y.double())
     sizes = _hsic(X, X) * _hsic(Y, Y)

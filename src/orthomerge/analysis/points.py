@@ -96,15 +96,15 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
     perplexity = min(_PERPLEXITY, (len(X) - 1) / 3)
     tsne = TSNE(n_components=2, init="pca", learning_rate="auto", perplexity=perplexity, random_state=seed, n_jobs=1)
     points = tsne.fit_transform(centred.float().numpy()).astype(np.float64)
-    placed: Plane = points - points.mean(0)
-    return placed
+    centred_points: Plane = points - points.mean(0)
+    return centred_points
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
     """Rotate or mirror points so that they are as near to `onto` as possible."""
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
-    turned: Plane = points @ A.T.numpy()
-    return turned
+    rotated_points: Plane = points @ A.T.numpy()
+    return rotated_points
 
 
 def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.Tensor | None:

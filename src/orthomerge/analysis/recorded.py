@@ -167,16 +167,16 @@ class Masking:
     @classmethod
     def of(cls, counts: Iterable[tuple[str, int, int]]) -> Masking:
         """Sum the counts of `masked` over tensors, from their names, by layer."""
-        off: dict[str, int] = {}
+        masked_by_layer: dict[str, int] = {}
         changed: dict[str, int] = {}
         for name, masked_count, count in counts:
             layer = layer_of(name)
-            off[layer] = off.get(layer, 0) + masked_count
+            masked_by_layer[layer] = masked_by_layer.get(layer, 0) + masked_count
             changed[layer] = changed.get(layer, 0) + count
         if not sum(changed.values()):
             raise RecipeError("a masking rate needs a start that differs from the base, got an equal one")
-        rates = {layer: off[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
-        return cls(sum(off.values()) / sum(changed.values()), rates)
+        rates = {layer: masked_by_layer[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
+        return cls(sum(masked_by_layer.values()) / sum(changed.values()), rates)
 
     def figure(self) -> Bars:
         caption = "Share of the merged vector's elements that the mask makes less than half of; "
@@ -207,7 +207,7 @@ def start_masking(
         return "the start can be merged again only from all experts, in the order of the merge"
     options = parameters.get("options", {})
     start = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
-    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma takes no other
+    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma accepts no other
     with closing(merge_blocks(vectors, tensor_method, _flat)) as blocks:
         return Masking.of(_counts(merged, blocks, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
 

@@ -99,9 +99,9 @@ def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed:
         rows = np.stack([expert[task], merged[task], aligned[task]]).astype(np.int64)
         n = rows.shape[1]
         counts = np.bincount(rows[0] + 2 * rows[1] + 4 * rows[2], minlength=8)
-        drawn = generator.multinomial(n, counts / n, size=_RESAMPLES) / n
-        lost += drawn @ (e - m)
-        won += drawn @ (a - m)
+        shares = generator.multinomial(n, counts / n, size=_RESAMPLES) / n
+        lost += shares @ (e - m)
+        won += shares @ (a - m)
         point_lost += float(counts @ (e - m)) / n
         point_won += float(counts @ (a - m)) / n
     has_loss = lost > 0

@@ -212,9 +212,9 @@ def _worst_task(case: Case) -> Finding | None:
         text += f"; {some(near)} may lose as much (the intervals overlap)."
     else:
         text += f", clearly more than the next, {order[1]!r} ({second.value:.1f})."
-    kept = [task for task in order if not losses[task].above]
-    if kept:
-        text += f" No loss is certain on {some(kept)}."
+    unharmed = [task for task in order if not losses[task].above]
+    if unharmed:
+        text += f" No loss is certain on {some(unharmed)}."
     return Finding("Which task suffers", text, numbers)
 
 
@@ -242,14 +242,14 @@ def _conflicts(case: Case) -> Finding | None:
 
 def _scale(case: Case) -> Finding | None:
     """Report whether another scale is better on validation inputs."""
-    scales, own = case.scales, case.scale
+    scales, current = case.scales, case.scale
     if not scales:
         return None
     best = max(scales, key=lambda scale: (scales[scale], -scale))
     text = f"Of the scales tried on validation inputs {best:g} is the best ({scales[best]:.1f} in the mean)"
-    at_own = [score for scale, score in scales.items() if own is not None and math.isclose(scale, own, abs_tol=1e-9)]
-    if at_own and at_own[0] < scales[best]:
-        text += f"; at {own:g}, as merged, it is {at_own[0]:.1f}"
+    near = [scale for scale in scales if current is not None and math.isclose(scale, current, abs_tol=1e-9)]
+    if near and scales[near[0]] < scales[best]:
+        text += f"; at {current:g}, as merged, it is {scales[near[0]]:.1f}"
     if best in (min(scales), max(scales)) and len(scales) > 1:
         text += "; it lies at the end of what was tried"
     return Finding("Scale", f"{text}.", {f"at {scale:g}": score for scale, score in scales.items()})

@@ -137,7 +137,7 @@ def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]
         if record.seed in seeds:
             raise IncompatibleError(
                 f"two records of {record.method!r} on {record.task!r} under {record.way.title} have seed "
-                f"{record.seed}; evaluate again with this version, which tells them apart"
+                f"{record.seed}; evaluate again with this version, which distinguishes them"
             )
         seeds[record.seed] = record
     groups: dict[tuple[Way, frozenset[str]], dict[str, _Row]] = {}

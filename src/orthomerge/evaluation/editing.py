@@ -159,9 +159,9 @@ def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
         share = int(truth.bincount().max()) / len(truth)
         if score.value <= share:
             raise RecipeError(
-                f"the base gets {score.value:.1%} of the control {task!r} right on validation data, where the "
-                f"most frequent class alone is {share:.1%}: there is nothing to keep; choose a control that the base "
-                "can do, or a head that was fitted on the base's features"
+                f"the base must predict the control {task!r} better than its most frequent class, got an accuracy of "
+                f"{score.value:.1%} against {share:.1%} on validation data; choose another control, or a head that was "
+                "fitted to the base's features"
             )
 
 

@@ -60,7 +60,7 @@ class EncodedTasks:
         numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
         if classifier.labels not in (labels, numbered):
             raise IncompatibleError(
-                f"the head of {task!r} in {model.title!r} has other labels than the data, or another order; "
+                f"the data of {task!r} must have the labels of its head in {model.title!r}, in the same order; "
                 "match the data's labels to the expert's first (orthomerge.data.labels.match_labels)"
             )
         return classifier

@@ -103,15 +103,15 @@ def evaluate(
     _check(subjects, protocols, encoded)
     for subject in subjects:
         encoded.keep(list(subject.models.values()))
-        chosen = [protocol for protocol in protocols if protocol.scores(subject.name)]
+        own_protocols = [protocol for protocol in protocols if protocol.scores(subject.name)]
         # All splits first, so that a merge is computed once, before any expert is loaded.
-        splits = dict.fromkeys(("test", *(protocol.split for protocol in chosen if protocol.needs)))
+        splits = dict.fromkeys(("test", *(protocol.split for protocol in own_protocols if protocol.needs)))
         for task, model in subject.models.items():
             for split in splits:
                 encoded.features(model, task, split)
         for task, model in subject.models.items():
             truth = encoded.labels(task, "test")
-            for protocol in chosen:
+            for protocol in own_protocols:
                 way = protocol.way(subject.access)
                 for answer in answers(protocol, encoded, model, task):
                     yield _scored(subject, task, way, protocol.options, answer, truth, suite)
@@ -164,8 +164,8 @@ def _scored(
     suite: str | None,
 ) -> Scored:
     model = subject.models[task]
-    kind, kept = head_of(model.head(task)).kind, answer.predicted != UNSCORED
-    score = counted(answer.predicted[kept], truth[kept], kind)
+    kind, scored = head_of(model.head(task)).kind, answer.predicted != UNSCORED
+    score = counted(answer.predicted[scored], truth[scored], kind)
     predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
     record = Record(
         task=task,

@@ -32,7 +32,7 @@ def predict(classifier: Classifier, values: torch.Tensor, kind: str = SINGLE_LAB
 
 
 def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """Return a boolean [n] per prediction: whether it is right."""
+    """Return whether each prediction is right, as booleans [n]."""
     if predicted.ndim != 1 or predicted.shape != labels.shape or not len(labels):
         raise IncompatibleError(
             f"predictions and labels must be two lists of the same length, at least 1, "
@@ -43,18 +43,18 @@ def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL
 
 def counted(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> Score:
     """Count right predictions; return the accuracy with its interval."""
-    right = int(hits(predicted, labels, kind).sum())
-    return Score(right / len(labels), *wilson(right, len(labels)), examples=len(labels))
+    correct = int(hits(predicted, labels, kind).sum())
+    return Score(correct / len(labels), *wilson(correct, len(labels)), examples=len(labels))
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of `right` in `total`."""
-    share = right / total
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of the share `correct / total`."""
+    share = correct / total
     middle = share + _Z * _Z / (2 * total)
     half = _Z * math.sqrt(share * (1 - share) / total + _Z * _Z / (4 * total * total))
     width = 1 + _Z * _Z / total
-    low = 0.0 if right == 0 else (middle - half) / width
-    high = 1.0 if right == total else (middle + half) / width
+    low = 0.0 if correct == 0 else (middle - half) / width
+    high = 1.0 if correct == total else (middle + half) / width
     return low, high
 
 

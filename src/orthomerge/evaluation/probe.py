@@ -29,7 +29,7 @@ _FLAT = 1e-12  # share of a feature's magnitude below which its deviation is tak
 
 @dataclass(frozen=True)
 class Probe:
-    """`l2`: weight of the penalty, on standardised features and not on the bias; `steps`: most L-BFGS iterations."""
+    """`l2`: weight of the penalty on standardised features, not on the bias; `steps`: maximum of L-BFGS iterations."""
 
     l2: float = 1e-3
     steps: int = 200
@@ -37,7 +37,7 @@ class Probe:
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
 
     def __post_init__(self) -> None:
-        # Without a penalty separable classes have no optimum: the weights grow for ever.
+        # Without a penalty separable classes have no optimum: the weights grow without bound.
         positive(l2=self.l2)
         at_least_one(steps=self.steps)
 

@@ -34,10 +34,7 @@ _ACCESSES = get_args(Access)  # from the narrowest to the widest
 
 @dataclass(frozen=True)
 class Evidence:
-    """Support features of the model and of the expert, a head, and a seed.
-
-    `head` is the model's, or the expert's if the protocol needs the expert.
-    """
+    """Support features of model and expert, a seed, and the model's head, or the expert's if the protocol needs it."""
 
     head: Head
     support: Features | None = None
@@ -56,7 +53,7 @@ class Evidence:
 
 
 class Builder(Protocol):
-    """Builder of the classifier that a model is scored with; its fields are its options."""
+    """Implementation of a protocol: it builds the classifier that is scored; its fields are its options."""
 
     needs: ClassVar[frozenset[Need]]
 

@@ -214,7 +214,6 @@ def _criterion_value(
         return 100 * float((predicted == expert).float().mean())
     if features.labels is None:
         raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    merged_accuracy, expert_accuracy = (
-        head_kind(kind).right(choices, features.labels).float().mean() for choices in (predicted, expert)
-    )
-    return 100 * float(merged_accuracy) / max(float(expert_accuracy), 1e-9)
+    truth = features.labels
+    accuracy, best = (head_kind(kind).right(choices, truth).float().mean() for choices in (predicted, expert))
+    return 100 * float(accuracy) / max(float(best), 1e-9)

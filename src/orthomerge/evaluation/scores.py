@@ -118,8 +118,8 @@ def write_derived(out: Path, scores: Scores) -> None:
 
 def drop_stale(out: Path, records: Iterable[Record]) -> None:
     """Remove our predictions that no record names any more."""
-    kept = {record.predictions for record in records}
-    drop(out, [name for name in existing_files(out) if name.startswith(f"{_FOLDER}/") and name not in kept])
+    current = {record.predictions for record in records}
+    drop(out, [name for name in existing_files(out) if name.startswith(f"{_FOLDER}/") and name not in current])
 
 
 def read_run(folder: Path) -> Scores:
@@ -149,7 +149,7 @@ def compare_run(folder: Path, *, against: str | None = None, margin: float = MAR
 
 
 def read_predictions(folder: Path, record: Record) -> Predictions:
-    """Read the predictions of a record; they must give its value."""
+    """Read the predictions of a record and check that they give its value."""
     if record.predictions is None:
         raise CheckpointError(
             f"{folder / RECORDS} names no predictions of {record.method!r} on {record.task!r}; evaluate again"
@@ -170,7 +170,7 @@ def read_predictions(folder: Path, record: Record) -> Predictions:
     count, hits = int(predictions.scored.sum()), int(predictions.hits.sum())
     if count != record.examples or hits != round(record.value * count):
         raise IncompatibleError(
-            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} says {record.value:.4f} of "
+            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} has {record.value:.4f} of "
             f"{record.examples}; the folder was partly overwritten; evaluate again"
         )
     return predictions

@@ -82,7 +82,7 @@ def _clip_task(name: str, data: Path | None) -> Task:
         paths = [data / f"{text}{end}" for text in (name, name.replace("-", "_")) for end in ("", ".npz")]
         existing = [path for path in paths if path.exists()]
         if not existing:
-            raise CheckpointError(f"{data} has no {name!r}: a folder of pictures or a dataset, or {name}.npz")
+            raise CheckpointError(f"{data} has no {name!r}; add a folder of pictures, a dataset or {name}.npz")
         source = existing[0]
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
@@ -160,7 +160,7 @@ def read_csv_task(folder: Path, *, name: str, labels: tuple[str, ...]) -> Task:
     """
     train, numbers = _read_csv(folder / "train.csv", "train", labels)
     if len(np.unique(numbers)) < len(labels):
-        raise CheckpointError(f"{folder / 'train.csv'} has no examples of some of the {len(labels)} labels of {name!r}")
+        raise CheckpointError(f"{folder / 'train.csv'} must have examples of all {len(labels)} labels of {name!r}")
     test, _ = _read_csv(folder / "test.csv", "test", labels)
     splits = {"train": train, **split_off(train, numbers, 0.1), "test": test}
     return Task(name, labels, "text", {str(split): part for split, part in splits.items()})
@@ -205,7 +205,7 @@ def _own(folder: Path, task: str) -> Path | None:
 
 def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
     """Find the experts' files: the user's own, or else those in the experts' repository."""
-    paths = {task: own for task in tasks if (own := _own(folder, task))}
+    paths = {task: path for task in tasks if (path := _own(folder, task))}
     missing = [task for task in tasks if task not in paths]
     if not missing:
         return paths

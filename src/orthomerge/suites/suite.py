@@ -110,7 +110,7 @@ def make_experts(suite: Suite, settings: Tuning, *, root: Path, say: Say) -> dic
             settings=settings,
             processor=suite.processor,
             others=others if settings.mode == "tau_jp" else (),
-            resume=False,  # a training takes minutes at most
+            resume=False,  # training takes minutes at most
         )
         say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
     return {name: root / name for name in suite.tasks}

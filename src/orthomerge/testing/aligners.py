@@ -98,8 +98,8 @@ def _few_inputs_are_enough(case: _Case) -> None:
     h, t, zero = random(1, _D), random(1, _D, seed=1), torch.zeros(7, _D)
     pairs = [pair_of(h.repeat(count, 1), t.repeat(count, 1)) for count in (2, 11)]
     pairs += [pair_of(zero, random(7, _D)), pair_of(random(7, _D), zero), pair_of(zero, zero)]
-    for kind, blank in product(("normalising with bias", "hidden"), pairs):
-        case.fit(blank, head_of(kind))
+    for kind, degenerate in product(("normalising with bias", "hidden"), pairs):
+        case.fit(degenerate, head_of(kind))
 
 
 def _no_change_is_none(case: _Case) -> None:

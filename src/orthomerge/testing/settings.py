@@ -130,9 +130,9 @@ def assemble(
     """Make a setting from experts, with the teachers' features encoded."""
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: tasks[task]["train"].unlabelled() for task in experts}
-    blank = {task: torch.zeros(len(inputs), WIDTH) for task, inputs in examples.items()}
+    zeros = {task: torch.zeros(len(inputs), WIDTH) for task, inputs in examples.items()}
     processors = dict.fromkeys(experts, processor)
-    inputs = prepare(examples, processors, blank, device=encoder.device)
+    inputs = prepare(examples, processors, zeros, device=encoder.device)
     teacher = {}
     for task, weights in experts.items():
         encoder.load(weights)
@@ -168,8 +168,8 @@ def merge_flat(
     vectors = TaskVectors(
         {task: TaskVector.between(start, dict(layout.views(weights))) for task, weights in experts.items()}
     )
-    chosen = cast("TensorMethod | SurveyMethod", make_method(method, options, tasks=vectors.tasks, seed=seed))
-    ready = prepare_method(chosen, vectors)
+    unprepared = cast("TensorMethod | SurveyMethod", make_method(method, options, tasks=vectors.tasks, seed=seed))
+    ready = prepare_method(unprepared, vectors)
     merged = base.clone()
 
     def place(block: Block, weights: torch.Tensor) -> None:
