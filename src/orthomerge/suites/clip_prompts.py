@@ -55,11 +55,11 @@ _PROMPT_WORDS: Mapping[str, Mapping[str, str]] = {
 
 
 def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Turn the labels of a task into words for its templates; numbers are refused, except in tasks of digits."""
+    """Return the class names of a task for its templates; numbers are refused, except in tasks of digits."""
     numbers = [label for label in labels if label.isdecimal()]
     if numbers and task not in _DIGIT_TASKS:
         raise RecipeError(
-            f"the classes of {task!r} must be named in words, from which its head is made, got {some(numbers)}; "
+            f"the classes of {task!r} must be named in words, from which its head is computed, got {some(numbers)}; "
             "rename its folders, or its labels, to the words for the prompts"
         )
     words = _PROMPT_WORDS.get(task, {})

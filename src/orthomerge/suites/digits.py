@@ -43,7 +43,7 @@ _SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1}  # the rest is test
 
 
 def build(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Build `digits`; `data`, `base` and `device` are not used."""
+    """Build `digits`; `data`, `base` and `device` are ignored."""
     suite = Suite(name, folder, digit_tasks(), PROCESSOR)
     pretrained_vit(suite, _SHAPE, _PRETRAINING, say=say)
     return with_models(suite, TUNING, _JOINT, say=say)

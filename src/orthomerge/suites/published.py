@@ -1,7 +1,7 @@
 """Suites of the papers: experts published on the hub.
 
-`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers whose heads are made from the
-tasks' class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts of an
+`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers whose heads are computed
+from class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts of an
 encoder and a linear layer over the mean of its states, with tables that have no header.
 
 Experts in FOLDER/experts (a folder TASK or a file TASK.pth) are used instead of the hub's.
@@ -62,14 +62,14 @@ _HEADS = ("classifier.0", "classifier")  # a layer in a Sequential, or a layer a
 
 
 def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Build a CLIP suite; nothing is trained, so `device` is not used here and below."""
+    """Build a CLIP suite; nothing is trained, so `device` is ignored here and in `text`."""
     model = _CLIP[name]
     copy_base(folder / "base", base or f"openai/{model}", say)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
         tasks[task] = _clip_task(task, data)
-        path = str(_own(folder, task) or _pinned(f"tanganke/{model}_{task}"))
+        path = str(_local_expert(folder, task) or _pinned(f"tanganke/{model}_{task}"))
         experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
         say(f"{task}: {path}, {len(tasks[task].labels)} classes")
     return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
@@ -188,7 +188,7 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Exampl
 
 
 def _pinned(reference: str) -> str:
-    """Fetch a hub id and pin its commit, so that later runs need no network; a path is returned unchanged."""
+    """Download a hub id and return it with its commit, so that later runs need no network; return a path unchanged."""
     path, revision = locate(reference)
     return str(path) if revision is None else f"{reference.partition('@')[0]}@{revision}"
 
@@ -197,15 +197,15 @@ def _names(task: str) -> tuple[str, ...]:
     return _NAMES.get(task, (task,))
 
 
-def _own(folder: Path, task: str) -> Path | None:
-    """Find the user's own expert in the suite's folder."""
+def _local_expert(folder: Path, task: str) -> Path | None:
+    """Return the path of an expert that the user put into the suite's folder, or None."""
     candidates = (folder / "experts" / f"{name}{end}" for name in _names(task) for end in ("", _PICKLE))
     return next((path for path in candidates if path.exists()), None)
 
 
 def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Find the experts' files: the user's own, or else those in the experts' repository."""
-    paths = {task: path for task in tasks if (path := _own(folder, task))}
+    """Return the experts' files: the user's, or else those in the experts' repository."""
+    paths = {task: path for task in tasks if (path := _local_expert(folder, task))}
     missing = [task for task in tasks if task not in paths]
     if not missing:
         return paths
@@ -224,7 +224,7 @@ def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict
 
 
 def _tables(root: Path, task: str) -> Path:
-    """Find the folder of a task's tables below `root`."""
+    """Return the folder of a task's tables below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
     folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
     if len(folders) != 1:

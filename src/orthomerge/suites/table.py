@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One suite. `maker`: `module:function`; `needs`: requirements, for users."""
+    """One suite. `maker`: `module:function`; `needs`: requirements, shown to users."""
 
     name: str
     maker: str
