@@ -75,10 +75,7 @@ def _print(ran: Ran) -> None:
     from orthomerge.evaluation.tables import accuracy_tables
 
     if ran.swept is not None:
-        text = (ran.folder / "sweep.md").read_text(encoding="utf-8")
-        click.echo(text.partition("\n### All cells")[0].strip())
-        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} found done")
-        click.echo(f"all cells: {ran.folder / 'sweep.csv'}")
+        _print_sweep(ran.swept, ran.folder)
     if "evaluate" in ran.stages:
         print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
         click.echo("")
@@ -96,6 +93,19 @@ def _print(ran: Ran) -> None:
         click.echo(f"model: {ran.out}")
     if ran.page is not None:
         click.echo(f"report: {ran.page}")
+
+
+def _print_sweep(swept: Swept, folder: Path) -> None:
+    from orthomerge.runs.choosing import best_table, reference_line
+
+    if swept.best:
+        print_tables([best_table(swept.best)])
+    else:
+        click.echo("No cell was scored.")
+    if swept.references:
+        click.echo(f"\n{reference_line(swept.references)}")
+    click.echo(f"\n{swept.cells} cells; {swept.done} models scored, {swept.found} found in the store")
+    click.echo(f"all cells: {folder / 'sweep.csv'}")
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:

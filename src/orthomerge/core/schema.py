@@ -89,7 +89,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return _convert_generic(value, kind, where)
     if is_dataclass(kind) and isinstance(kind, type):
         return value if isinstance(value, kind) else build(kind, value, where=where)
-    if kind in (Any, object) or type(value) is kind:
+    if kind in (Any, object) or type(value) is kind or (kind is str and isinstance(value, str)):
         return value
     if kind is float and type(value) is int and abs(value) < 2**1000:
         return float(value)

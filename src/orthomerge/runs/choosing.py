@@ -168,10 +168,9 @@ def sweep_markdown(
     rows: Sequence[Row], best: Sequence[Best], failures: Sequence[Failure], references: Mapping[str, float]
 ) -> str:
     """Format the best per budget, all rows and the failures as Markdown."""
-    parts = [_best_table(best).markdown() if best else "No cell was scored."]
+    parts = [best_table(best).markdown() if best else "No cell was scored."]
     if references:
-        scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
-        parts.append(f"For comparison, heads as they are, mean over tasks on test: {scores}.")
+        parts.append(reference_line(references))
     columns = ("budget", "merge", "protocol", "", "val", "test", "sd", "seeds")
     parts.append(Table.of("All cells", columns, map(_cells, rows), left=4).markdown())
     if failures:
@@ -179,11 +178,19 @@ def sweep_markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def _best_table(best: Sequence[Best]) -> Table:
+def reference_line(references: Mapping[str, float]) -> str:
+    """Format the mean accuracies of base and experts in one sentence."""
+    scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
+    return f"For comparison, mean test accuracy with the original heads: {scores}."
+
+
+def best_table(best: Sequence[Best]) -> Table:
+    """Make the table of the best row per budget."""
     if not any(item.chosen for item in best):
         rows = [(item.budget, *_names(item.hindsight), *_test(item.hindsight)) for item in best]
         names = ("budget", "merge", "protocol", "test", "95 %")
-        return Table.of("Best in hindsight for each budget of inputs", names, rows, left=3, note=_HINDSIGHT)
+        title = "Best in hindsight for each budget of inputs"
+        return Table.of(title, names, rows, left=3, wrap=names[:3], note=_HINDSIGHT)
     cells = list[tuple[str, ...]]()
     for item in best:
         title = "the same" if item.chosen is item.hindsight else item.hindsight.title
@@ -191,7 +198,8 @@ def _best_table(best: Sequence[Best]) -> Table:
         numbers = ("", "", "") if item.chosen is None else (_mean(item.chosen.val), *_test(item.chosen))
         cells.append((item.budget, *chosen, title, *numbers, _mean(item.hindsight.test)))
     columns = ("budget", "merge", "protocol", "best in hindsight", "val", "test", "95 %", "hindsight")
-    return Table.of("Best for each budget of inputs, chosen on validation", columns, cells, left=4, note=_CHOSEN)
+    title = "Best for each budget of inputs, chosen on validation"
+    return Table.of(title, columns, cells, left=4, wrap=columns[:4], note=_CHOSEN)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

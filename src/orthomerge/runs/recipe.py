@@ -246,17 +246,31 @@ def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _anchor(reference: Any, folder: Path, is_id: Callable[[str], bool]) -> Any:
-    """Join a relative path to `folder`; what may be an id stays one unless there is such a path."""
+    """Join a relative path to `folder`; a possible id of the Hub is kept unless that path exists."""
+    from orthomerge.data.reading import ColumnSource
+
     if not isinstance(reference, str) or reference.startswith("~"):
         return reference
     path = folder / reference
     if is_id(reference) and not os.path.lexists(path):
         return reference
-    return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
+    place = str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
+    return ColumnSource(place, reference.text, reference.label) if isinstance(reference, ColumnSource) else place
 
 
 def _plain(value: Any) -> Any:
-    """A section or an expert as a mapping; of an object in memory only its type."""
+    """Convert a section or an expert to a mapping, and an object in memory to the name of its type."""
     if type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
-        return {name: part for name, part in vars(value).items() if part is not None}
+        parts = {name: part for name, part in vars(value).items() if part is not None}
+        if isinstance(value, Fit | Align | Evaluate):
+            parts["data"] = {task: _source_text(source) for task, source in value.data.items()}
+        return parts
     return dict(value) if isinstance(value, Mapping) else f"a {type(value).__name__} in memory"
+
+
+def _source_text(source: Any) -> Any:
+    """Describe columns, for which a recipe file has no key, after the path of a source."""
+    from orthomerge.data.reading import ColumnSource
+
+    named = isinstance(source, ColumnSource)
+    return f"{source} (columns {source.text!r} and {source.label!r})" if named else source

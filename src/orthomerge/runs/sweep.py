@@ -52,12 +52,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Swept:
-    """The outcome of a sweep. `best`: per budget. `done` and `found`: numbers of models scored now and before."""
+    """Outcome of a sweep: the best row per budget, and the number of models scored now (`done`) and before (`found`).
+
+    `references`: mean test accuracies of base and experts with their original heads.
+    """
 
     cells: int
     rows: list[Row]
     best: list[Best]
     failures: list[Failure]
+    references: dict[str, float]
     done: int = 0
     found: int = 0
 
@@ -128,7 +132,15 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
     validation = [record for result in results for record in result.validation]
     failures = [failure for result in results for failure in result.failures]
     rows = rows_of(cells, records, validation, failures)
-    return Swept(len(cells), rows, best_of(rows), failures)
+    failed = {(failure.name, failure.way) for failure in failures}
+    references = {
+        line.method: line.mean
+        for line in lines(records)
+        if line.method in REFERENCES
+        and (line.protocol, line.way.aligner) == ("current", None)
+        and (line.method, line.way) not in failed
+    }
+    return Swept(len(cells), rows, best_of(rows), failures, references)
 
 
 def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
@@ -232,11 +244,6 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
         notes.append(f"{len(failed)} of them failed on some task and are left out; see sweep.md")
     Scores(records, comparisons, notes, predictions).write(place)
     write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
-    references = {
-        line.method: line.mean
-        for line in lines(records)
-        if line.method in REFERENCES and line.protocol == "current" and line.way.aligner is None
-    }
     csv = sweep_csv(swept.rows, swept.best, list(section.data))
     (place / "sweep.csv").write_bytes(csv.encode())
-    (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, references).encode())
+    (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, swept.references).encode())

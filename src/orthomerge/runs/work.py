@@ -126,7 +126,11 @@ def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
 
 
 def source_digest(source: str | Task) -> str:
-    """Hash a task's data: a file, all files of a folder, or a task in memory; a dataset of the hub is its name."""
+    """Hash a task's data: a file, a folder or a task in memory; for a dataset of the Hub, return its name."""
+    from orthomerge.data.reading import ColumnSource
+
+    if isinstance(source, ColumnSource):
+        return key_of(source_digest(str(source)), source.text, source.label)
     if not isinstance(source, str):
         parts = sorted(source.splits.items())
         labels = {split: None if part.labels is None else part.labels.tolist() for split, part in parts}
