@@ -20,7 +20,7 @@ def build(
     *,
     suite: Annotated[str, Input("Suite to build (`list suites`).", "SUITE", positional=True)],
     data: Annotated[
-        str | None, Input("Folder with the suite's data.", "FOLDER", default="as `list suites` says")
+        str | None, Input("Folder with the suite's data.", "FOLDER", default="see `list suites`")
     ] = None,
     base: Annotated[str | None, Input("Base to use instead.", "BASE", default="the suite's")] = None,
     device: Device = "auto",

@@ -14,7 +14,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 
 
 def at_least_one(**counts: int | None) -> None:
-    """Refuse counts below one; None stands for a default."""
+    """Refuse counts below one; None is allowed."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RecipeError(f"{name!r} must be at least 1, got {count}")
