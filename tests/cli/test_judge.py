@@ -119,7 +119,7 @@ def test_columns_of_other_names(berts: Path, tuned: Path, word_tables: Path, tmp
         (tmp_path / f"{name}.csv").write_text(text)
     columns = ["--text-column", "Sentence", "--label-column", "Class"]
     words = scoring(tuned, tmp_path, tmp_path / "run")
-    assert "no column 'text'; known: Class, Sentence, split; say which with `text` (--text-column)" in refused(
+    assert "no column 'text'; known: Class, Sentence, split; name it with `text` (--text-column)" in refused(
         *words, code=2
     )
     call(*words, *columns)

@@ -19,9 +19,7 @@ from orthomerge.core.table import Table
 def build(
     *,
     suite: Annotated[str, Input("Suite to build (`list suites`).", "SUITE", positional=True)],
-    data: Annotated[
-        str | None, Input("Folder with the suite's data.", "FOLDER", default="see `list suites`")
-    ] = None,
+    data: Annotated[str | None, Input("Folder with the suite's data.", "FOLDER", default="see `list suites`")] = None,
     base: Annotated[str | None, Input("Base to use instead.", "BASE", default="the suite's")] = None,
     device: Device = "auto",
     out: Annotated[str | None, Output("Folder of the suite.", "FOLDER", short="-o", default="a cache")] = None,

@@ -13,7 +13,7 @@ from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import DERIVED, RECORDS
 from orthomerge.files.documents import write_json
-from orthomerge.files.folders import LOCAL, RUN, claim, drop, names_in, ours_in
+from orthomerge.files.folders import LOCAL, RUN, claim, drop, existing_files, names_in
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.replacing import remove_file, replace_file
@@ -62,7 +62,7 @@ def place_files(content: Path, run: Path) -> None:
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             replace_file(run / name, (content / name).read_bytes())
     if RECORDS in names:
-        drop(run, [name for name in ours_in(run) if name.startswith(_PREDICTIONS) and name not in names])
+        drop(run, [name for name in existing_files(run) if name.startswith(_PREDICTIONS) and name not in names])
 
 
 def own_names(content: Path) -> set[str]:

@@ -83,7 +83,7 @@ class Store:
             if entry is not None:
                 return entry
             started = time.perf_counter()
-            with publish(self.root / key, force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
+            with publish(self.root / key, force=True, marker=ENTRY, unlisted=()) as folder:
                 (folder / _CONTENT).mkdir()
                 fill(folder / _CONTENT)
                 entry = Entry(key, name, time.perf_counter() - started, _peak_memory(), _hashes(folder))

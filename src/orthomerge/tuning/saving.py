@@ -42,7 +42,7 @@ def write_expert(
     named = {family.prefix + key: state[name] for key, name in names.items()}
     named |= named_tensors(family, head) if family.head is not None else {}
     tensors = MemoryTensors(named)
-    write_shards(folder, dict(tensors.specs), tensors.blocks(), most=parse_size("5GB"))
+    write_shards(folder, dict(tensors.specs), tensors.blocks(), max_bytes=parse_size("5GB"))
     _write_documents(folder, head.labels, family=family, base=base, notes=notes)
 
 
