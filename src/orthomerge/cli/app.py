@@ -172,8 +172,8 @@ def _keep_freed_memory() -> None:
 def run() -> NoReturn:
     """Run a command as the script `orthomerge`, and end the process at once.
 
-    An ordinary exit unloads torch module by module, which takes as long as a small merge, and so does collecting garbage
-    among the million objects that importing it makes, all of which stay.
+    An ordinary exit unloads torch module by module, which takes as long as a small merge. So does collecting garbage
+    among the million objects that its import makes, all of which stay.
     """
     gc.set_threshold(100_000, 50, 100)
     _keep_freed_memory()
