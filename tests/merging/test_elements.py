@@ -269,7 +269,7 @@ def test_one_number_for_three_experts_is_refused(maker: Callable[..., Any], opti
     ("method", "count", "message"),
     [
         (Consensus(agree=3), 2, r"'agree' is 3, but there are 2 experts: .* set it to at most 2"),
-        (ModelStock(), 1, "model stock needs at least 2 experts, whose angle decides, got 1"),
+        (ModelStock(), 1, "'model_stock' merges at least 2 experts, got 1"),
         (Slerp(), 1, "slerp merges exactly 2 experts, got 1"),
         (Slerp(), 3, "slerp merges exactly 2 experts, got 3"),
     ],
