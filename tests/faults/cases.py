@@ -159,7 +159,7 @@ ROWS: tuple[Refused | Sound, ...] = (
     Refused(30, "head", m.spoil("two", "classifier.weight", float("nan")), "sound checkpoint",
             tensor=r"classifier\.weight", file=TWO, error=NUMBERS),
     Refused(30, "since the merge", m.spoil("two", "bert.embeddings.LayerNorm.bias", float("nan")),
-            "say where the right one is, or merge again", meets="align"),
+            "give the path of the right one, or merge again", meets="align"),
     Refused(30, "in a fit", m.spoil("two", f"bert.{QUERY}", float("nan")), "sound checkpoint|check|look at",
             error=NUMBERS, meets="fit"),
     Refused(30, "expert, in a survey", m.spoil("two", f"bert.{QUERY}", float("nan")), "sound checkpoint", tensor=BARE,
