@@ -72,7 +72,7 @@ def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -
     document = json.loads(call("merge", recipe, tmp_path / "other", "--method", "average", "--json").stdout)
     assert document["out"] == str(tmp_path / "other")
     assert document["manifest"]["method"] == {"name": "average", "parameters": {"weights": None}}
-    assert "named twice" in refused("merge", recipe, "a", "--out", "b", code=2)
+    assert "there are two outputs" in refused("merge", recipe, "a", "--out", "b", code=2)
     assert "at most one output folder, got a, b" in refused("merge", recipe, "a", "b", code=2)
 
 

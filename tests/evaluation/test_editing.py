@@ -189,7 +189,7 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
         ),
         ("no data of 'brigth'; give --data brigth=PATH", "brigth", toy.tasks, "probe"),
         (r"unknown heads 'prob'; did you mean 'probe'", "bright", toy.tasks, "prob"),
-        ("reads 'other' by its expert's head; give its expert too", "bright", more_data, "expert"),
+        ("scores 'other' with its expert's head; give its expert too", "bright", more_data, "expert"),
     ]
     for message, target, data, heads in verb:
         with pytest.raises(RecipeError, match=message):

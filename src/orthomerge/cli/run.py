@@ -30,17 +30,17 @@ def run(
     recipe: Annotated[str, Input("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)],
     on: Annotated[
         str | None,
-        Input("process:N, ray, ray:N, or module:function that returns an Executor.", "WHERE", default="this process"),
+        Input("Engine: process:N, ray, ray:N or module:function (an Executor).", "WHERE", default="this process"),
     ] = None,
-    listed: Annotated[bool, Input("Print the cells of a sweep, and stop.", name="--list")] = False,
+    listed: Annotated[bool, Input("Print the cells of a sweep; run nothing.", name="--list")] = False,
     out: Annotated[str | None, Output("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None,
-    force: Annotated[bool, Output("Do everything again, and replace an output of ours.")] = False,
+    force: Annotated[bool, Output("Compute everything again, and replace an earlier output.")] = False,
     display: Display,
 ) -> None:
     """Carry out a recipe: merge, align, evaluate, report.
 
-    With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
-    interruption.
+    With a section `sweep`, many merges are made and scored. Finished results are kept, so that the same command
+    continues after an interruption.
     """
     if listed:
         _print_cells(recipe, as_json=display.json)
@@ -73,9 +73,12 @@ def _print(ran: Ran) -> None:
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
+    from orthomerge.runs.choosing import best_table
 
     if ran.swept is not None:
-        _print_sweep(ran.swept, ran.folder)
+        print_tables([best_table(ran.swept.best, ran.swept.references)])
+        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} already done")
+        click.echo(f"all cells: {ran.folder / 'sweep.csv'}")
     if "evaluate" in ran.stages:
         print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
         click.echo("")
@@ -84,28 +87,15 @@ def _print(ran: Ran) -> None:
     done = [name for name, state in ran.stages.items() if state == "done"]
     kept = [name for name, state in ran.stages.items() if state == "found"]
     if not done:
-        click.echo("nothing to do: everything is done, and its inputs have not changed (--force does all again)")
+        click.echo("nothing to do: everything is done, and its inputs have not changed (--force repeats it)")
     elif ran.swept is None:
         seconds = sum(ran.seconds[name] for name in done)
-        tail = f"; found done: {', '.join(kept)}" if kept else ""
+        tail = f"; already done: {', '.join(kept)}" if kept else ""
         click.echo(f"done in {seconds:.1f} s: {', '.join(done)}{tail}")
     if ran.out is not None:
         click.echo(f"model: {ran.out}")
     if ran.page is not None:
         click.echo(f"report: {ran.page}")
-
-
-def _print_sweep(swept: Swept, folder: Path) -> None:
-    from orthomerge.runs.choosing import best_table, reference_line
-
-    if swept.best:
-        print_tables([best_table(swept.best)])
-    else:
-        click.echo("No cell was scored.")
-    if swept.references:
-        click.echo(f"\n{reference_line(swept.references)}")
-    click.echo(f"\n{swept.cells} cells; {swept.done} models scored, {swept.found} found in the store")
-    click.echo(f"all cells: {folder / 'sweep.csv'}")
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:
