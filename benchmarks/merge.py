@@ -99,11 +99,17 @@ def mergekit_command(bar: Bar, program: Path, out: Path) -> list[str | Path]:
 
 
 def our_command(method: str, settings: Sequence[str], out: Path) -> list[str | Path]:
+    """Write a recipe, which every commit reads, and say how to merge it."""
     models = FOLDER / "ours"
-    experts = [f"{expert}={models / expert}" for expert in CLASSES]
-    options = [word for setting in settings for word in ("--set", setting)]
-    words = ["merge", "--base", str(models / "base"), *experts, "--method", method, *options, "--out", str(out)]
-    return [sys.executable, "-m", "orthomerge", *words]
+    document = {
+        "base": str(models / "base"),
+        "experts": {expert: str(models / expert) for expert in CLASSES},
+        "method": method,
+        "parameters": {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in settings)},
+    }
+    recipe = FOLDER / f"{method}.yaml"
+    recipe.write_text(yaml.safe_dump(document))
+    return [sys.executable, "-m", "orthomerge", "merge", recipe, "--out", out]
 
 
 def measured(name: str, command: list[str | Path], out: Path, source: Path | None = None) -> Usage:

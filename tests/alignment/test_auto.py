@@ -58,7 +58,7 @@ def test_held_out_inputs_may_speak_for_kl_map_alone(seed: int, per_class: int) -
     problem = Problem.of(stretched(task, seed=seed), task.head)
     found, kl = Auto().align(problem), KlProblem(problem)
     chosen = kl.chosen()
-    none, ours, ridge, both = kl.rivals(chosen).mean(1).tolist()
+    none, ours, ridge, both = kl.candidate_losses(chosen).mean(1).tolist()
     assert ours < min(none, ridge, both)
     assert (found.facts["kept"], found.facts["aligner"]) == (True, "kl-map")
     assert same_head(found.classifier, KlMap(chosen).align(problem).classifier)
@@ -79,7 +79,7 @@ def test_in_doubt_it_is_the_mean(
     noise = random(100).double()
     noise = (noise - noise.mean()) / noise.std()
     losses = [torch.full_like(noise, 9.0), *(1 + noise - lead / 10 for lead in (kl_map, ridge)), torch.ones_like(noise)]
-    monkeypatch.setattr(KlProblem, "rivals", lambda self, strength: torch.stack(losses))
+    monkeypatch.setattr(KlProblem, "candidate_losses", lambda self, strength: torch.stack(losses))
     task = planted_task(per_class, classes=5)
     assert Auto().fit(task.pair, task.head).facts["aligner"] == aligner
 
@@ -90,7 +90,7 @@ def test_the_mean_lies_halfway(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
     head, X = head_of(kind), random(8, 6, seed=5)
     problem = Problem.of(pair_of(doubles(60, 6), doubles(60, 6, seed=1) + doubles(60, 6)), head)
     level = torch.tensor([9.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None].expand(4, 60)
-    monkeypatch.setattr(KlProblem, "rivals", lambda self, strength: level)
+    monkeypatch.setattr(KlProblem, "candidate_losses", lambda self, strength: level)
     found, ridge, kl = (aligner.align(problem) for aligner in (Auto(), Ridge(), KlMap()))
     strengths = {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]}
     assert found.facts == {"kept": True, "aligner": MEAN, **strengths}
@@ -100,12 +100,12 @@ def test_the_mean_lies_halfway(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(found.classifier(X), (ridge.classifier(X) + kl.classifier(X)) / 2)
 
 
-def test_rivals_are_judged_on_what_they_have_not_seen() -> None:
+def test_candidates_are_compared_on_inputs_that_they_were_not_fitted_to() -> None:
     """Fewer than 500 inputs: all of them, in five folds. Ridge without a fold is ridge on the rest, with lambda for the
     smaller number."""
     problem = Problem.of(planted_task(12, classes=3, d=6).pair, planted_task(12, classes=3, d=6).head)
     kl, n = KlProblem(problem), len(problem.H)
-    none, ours, ridge, both = kl.rivals(0.3)
+    none, ours, ridge, both = kl.candidate_losses(0.3)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     fold = torch.arange(n) % 5
     a, X = problem.spectrum.a, torch.cat([problem.H, torch.full((n, 1), problem.spectrum.a, dtype=torch.float64)], 1)
@@ -121,7 +121,7 @@ def test_rivals_are_judged_on_what_they_have_not_seen() -> None:
     assert bool((both < torch.maximum(ours, ridge) + 1e-12).all())  # the divergence is convex in the logits
     assert float(none.mean()) == pytest.approx(divergence(problem.Z, logits_from(problem.head, problem.H)))
     many = Problem.of(planted_task(700, classes=3, d=6).pair, problem.head)
-    assert KlProblem(many).rivals(math.inf).shape == (4, 840)  # two folds of five hold 500
+    assert KlProblem(many).candidate_losses(math.inf).shape == (4, 840)  # two folds of five hold 500
 
 
 def test_the_limits_are_options() -> None:
@@ -177,7 +177,7 @@ def test_the_head_stays_where_no_held_out_loss_falls(per_class: int, monkeypatch
     task = planted_task(per_class)
     merged = task.pair.merged.values
     worse = torch.tensor([1.0, 1.2, 1.0, 1.1], dtype=torch.float64)[:, None].expand(4, 50)
-    monkeypatch.setattr(KlProblem, "rivals", lambda self, strength: worse + random(50).double())
+    monkeypatch.setattr(KlProblem, "candidate_losses", lambda self, strength: worse + random(50).double())
     found = Auto().fit(pair_of(merged, merged + random(*merged.shape)), task.head)
     assert found.classifier is task.head
     assert found.facts["kept"] is False

@@ -205,7 +205,7 @@ def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
     T = H @ turn(D).T + doubles(40, D, seed=1)
     start, C, S = plain_start(W, H, T, 0.0), H.T @ H, T.T @ H
     losses = [
-        logit_loss(descend(W, start, C, S, 0.0, steps=steps, settled=0.0)[0], W, H, T)
+        logit_loss(descend(W, start, C, S, 0.0, steps=steps, tolerance=0.0)[0], W, H, T)
         for steps in (0, 1, 2, 3, 5, 10, 50, 2000)
     ]
     assert losses[0] == pytest.approx(logit_loss(start, W, H, T))
@@ -255,7 +255,7 @@ def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     """The printed objective at W' = K Q, and near it."""
     H, T, W = doubles(40, D), doubles(40, D, seed=1), doubles(3, D, seed=3)
     start, C, S = plain_start(W, H, T, kappa), H.T @ H, T.T @ H
-    made, _ = descend(W, start, C, S, kappa, steps=5000, settled=1e-12)
+    made, _ = descend(W, start, C, S, kappa, steps=5000, tolerance=1e-12)
 
     def objective(weight: torch.Tensor) -> float:
         # <K^2 Q_0, Q> = <K Q_0, K Q> = <W, W'>.

@@ -226,7 +226,7 @@ def test_held_out_inputs_are_held_out() -> None:
     """Every judged input under a fit to the four folds that it is not in."""
     problem = problem_of("plain", count=11)
     kl = KlProblem(problem)
-    judged = kl.judged
+    judged = kl.held
     assert sorted(judged.tolist()) == list(range(11))
     losses, _ = kl.held_out(0.3)
     for place, row in enumerate(judged.tolist()):
@@ -240,7 +240,7 @@ def test_held_out_inputs_are_held_out() -> None:
         )
         wanted = divergence(problem.Z[row : row + 1], logits_from(made, problem.H[row : row + 1]))
         assert float(losses[place]) == pytest.approx(wanted, abs=1e-10)
-    judged = KlProblem(problem_of("plain", count=700)).judged
+    judged = KlProblem(problem_of("plain", count=700)).held
     assert len(judged) == len(set(judged.tolist())) == 500
     unchanged, _ = kl.held_out(math.inf)
     assert float(unchanged.mean()) == pytest.approx(divergence(problem.Z, logits_from(problem.head, problem.H)))

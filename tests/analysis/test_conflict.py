@@ -223,7 +223,7 @@ def test_masks_by_hand() -> None:
     assert found.total == pytest.approx(0.3)
     assert found.layers == pytest.approx({"layer 0": 0.5, "final": 0.0})
     assert found.figure().series[0].values == pytest.approx((50, 0))
-    with pytest.raises(RecipeError, match="vector of zeros"):
+    with pytest.raises(RecipeError, match="start that differs from the base"):
         Masking.of([("w", 0, 0)])
 
 
@@ -244,5 +244,5 @@ def test_a_mask_is_told_from_the_weights() -> None:
         f"layer {n}": pytest.approx(float((M[f"layer.{n}.w"] < 0.5).float().mean())) for n in (0, 1)
     }
     other = {**facts, "method": {"name": "fisher", "parameters": {}}}
-    assert start_masking(other, ("a", "b"), theta, found) == "fisher trains no mask that its weights tell"
+    assert start_masking(other, ("a", "b"), theta, found) == "fisher trained no mask on the weights"
     assert "only from all experts" in str(start_masking(facts, ("a",), theta, found))

@@ -184,8 +184,8 @@ def test_what_is_missing_is_said(toy: Toy) -> None:
     test = {task: only(each, test=each["test"]) for task, each in toy.tasks.items()}
     alone = open_experts({"where": toy.folder / "where"}, base=toy.folder / "base")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"tasks": test}, "'bright' has a test split alone; give a train or val split too"),
-        ({"experts": alone}, "expert of 'bright' is needed and is missing"),
+        ({"tasks": test}, "'bright' must have a train or val split, .*, got a test split alone"),
+        ({"experts": alone}, "task 'bright' needs its expert, which was not given"),
         ({"tasks": {"dark": toy.tasks["bright"]}}, "data of 'dark', but no task of that name"),
         ({"tasks": {}}, "there is no data"),
     ]

@@ -149,7 +149,7 @@ def test_constant_features_are_like_nothing() -> None:
 
 @pytest.mark.parametrize(("rows", "others"), [(3, 3), (5, 6)])
 def test_too_few_inputs_and_other_inputs_are_refused(rows: int, others: int) -> None:
-    with pytest.raises(IncompatibleError, match="CKA compares features of the same inputs, at least 4"):
+    with pytest.raises(IncompatibleError, match="CKA needs features of the same inputs, at least 4"):
         linear_cka(random(rows, 2), random(others, 2))
 
 

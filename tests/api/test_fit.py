@@ -285,7 +285,7 @@ def test_refusals(experts: Experts, data: dict[str, str], berts: Path) -> None:
             fit(given.pop("experts", experts), method, given.pop("data", data), options, device="cpu", **given)
 
     fewer = {task: path for task, path in data.items() if task != "five"}
-    refused(RecipeError, "no inputs of 'five', and a fit needs those of all; give --data five=PATH", data=fewer)
+    refused(RecipeError, "a fit needs inputs of every task, got none of 'five'; give --data five=PATH", data=fewer)
     refused(RecipeError, "data of 'fiv', but no task of that name", data={**data, "fiv": data["five"]})
     refused(IncompatibleError, "two", data={**data, "two": data["three"]})
     refused(RecipeError, "'ties' looks at no inputs", "ties", options={})

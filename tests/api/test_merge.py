@@ -248,7 +248,7 @@ def test_all_problems_at_once(berts: Path) -> None:
 
 
 def test_refused(berts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="these experts were opened with their base already"):
+    with pytest.raises(RecipeError, match="these experts were already opened with a base"):
         om.merge(opened(berts), "average", base=berts / "base")
     with pytest.raises(RecipeError, match="is fitted to inputs"):
         om.merge(opened(berts), "moma")

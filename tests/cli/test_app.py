@@ -72,7 +72,7 @@ def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -
     document = json.loads(call("merge", recipe, tmp_path / "other", "--method", "average", "--json").stdout)
     assert document["out"] == str(tmp_path / "other")
     assert document["manifest"]["method"] == {"name": "average", "parameters": {"weights": None}}
-    assert "named twice" in refused("merge", recipe, "a", "--out", "b", code=2)
+    assert "there are two outputs" in refused("merge", recipe, "a", "--out", "b", code=2)
     assert "at most one output folder, got a, b" in refused("merge", recipe, "a", "b", code=2)
 
 
@@ -82,11 +82,11 @@ def test_data_may_be_a_folder(berts: Path, tables: Path, tmp_path: Path) -> None
     call(*words, *(f"--data={name}={tables / name}.csv" for name in ("two", "three")), "--out", tmp_path / "paths")
     first, second = (tmp_path / name / "encoder.safetensors" for name in ("folder", "paths"))
     assert first.read_bytes() == second.read_bytes()
-    assert "has no file or folder called after a task" in refused(*words, "--data", tmp_path, code=3)
+    assert "has no file or folder named after a task" in refused(*words, "--data", tmp_path, code=3)
     assert "is not a folder" in refused(*words, "--data", "nowhere", code=3)
     (tmp_path / "two.csv").touch()
     (tmp_path / "two").mkdir()
-    assert "are both called after 'two'" in refused(*words, "--data", tmp_path, code=2)
+    assert "are both named after 'two'" in refused(*words, "--data", tmp_path, code=2)
 
 
 def test_a_dry_run_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_columns_of_other_names(berts: Path, tuned: Path, word_tables: Path, tmp
         (tmp_path / f"{name}.csv").write_text(text)
     columns = ["--text-column", "Sentence", "--label-column", "Class"]
     words = scoring(tuned, tmp_path, tmp_path / "run")
-    assert "no column 'text'; known: Class, Sentence, split; say which with `text` (--text-column)" in refused(
+    assert "no column 'text'; known: Class, Sentence, split; name it with `text` (--text-column)" in refused(
         *words, code=2
     )
     call(*words, *columns)
@@ -205,7 +205,7 @@ def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path
     assert sorted(each.name for each in tmp_path.iterdir()) == ["merged", "recipe.yaml", "two.csv"]
     assert verify_folder(tmp_path / "merged") == []
     data = f"two={tables / 'two.csv'}"
-    assert "no use for the section 'align'" in refused("negate", path, "--target", "two", "--data", data, code=2)
+    assert "does not use the section 'align'" in refused("negate", path, "--target", "two", "--data", data, code=2)
     path.write_text(path.read_text().replace("two: two.csv", "tow: tow.csv").replace("merged", "other"))
     assert "tow.csv does not exist" in refused("merge", path, code=2)
     assert not (tmp_path / "other").exists()

@@ -39,7 +39,7 @@ def test_val_is_split_off_by_class(tmp_path: Path) -> None:
 def test_val_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl", make_rows(40, 4))
     assert "val" not in read_task(path, validation=0).splits
-    monkeypatch.setattr(reading, "_MOST_VALIDATION", 6)
+    monkeypatch.setattr(reading, "_MAX_VALIDATION", 6)
     assert len(read_task(path, validation=0.5)["val"]) == 6
     for ratio in (-0.1, 1.0):
         refused(path, rf"'validation' must be at least 0 and less than 1, got {ratio}", RecipeError, validation=ratio)
@@ -61,8 +61,8 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "a.npz", x_test=np.zeros((2, 2, 2), np.uint8))
     for source, match in (
-        (tmp_path / "a.xlsx", "a.xlsx is of no kind that can be read; a task is a table"),
-        (tmp_path / "empty", "empty holds nothing that can be read; a task is a table"),
+        (tmp_path / "a.xlsx", "a.xlsx is not in a supported format; a task is a table"),
+        (tmp_path / "empty", "empty has no data in a supported format; a task is a table"),
         (tmp_path / "a.npz", "a.npz has no labels at all"),
         *((source, "does not exist; a task is a table") for source in MISSING),
     ):
@@ -125,7 +125,7 @@ def test_labels_that_are_there_are_read_and_checked(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError, match="labels of task 'beasts' are not those of its expert"):
         unlabelled_tasks({"beasts": path}, {"beasts": ("ape", "cow")}, "text", split="train")
     gap = [{**row, "label": ""} if number == 3 else row for number, row in enumerate(make_rows(20, 4))]
-    refused(write(tmp_path / "b.csv", gap), "has no whole number or name as 'label'", unlabelled=NAMES)
+    refused(write(tmp_path / "b.csv", gap), "must have a whole number or a name as 'label'", unlabelled=NAMES)
 
 
 def test_a_file_per_split_some_with_labels(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_files_by_split(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="has no 'test' split"):
         task["test"]
     for files in ({}, {"trian": "a.csv"}, {"val": "a.csv", "dev": "b.csv"}):
-        refused(files, "files must be given for train, val and test", RecipeError)
+        refused(files, "there must be one file per split: train, val and test", RecipeError)
 
 
 def test_splits_of_rows_that_name_none(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_other_columns(kind: str, tmp_path: Path) -> None:
     task = read_task(path, text="review", label="stars", split="part", validation=0)
     assert task.labels == ("1", "2")
     assert list(task["train"].inputs) == ["x", "y"]
-    wrong = r"has no column 'reviews'; did you mean 'review'\?; say which with `text`"
+    wrong = r"has no column 'reviews'; did you mean 'review'\?; name it with `text`"
     refused(path, wrong, RecipeError, text="reviews", label="stars")
-    wrong = r"has no column 'label'; known: part, review, stars; say which with `label`"
+    wrong = r"has no column 'label'; known: part, review, stars; name it with `label`"
     refused(path, wrong, RecipeError, text="review")
     refused(path, r"has no column 'parts'; .*`split`", RecipeError, text="review", label="stars", split="parts")
 
@@ -121,14 +121,23 @@ def after_two_rows(path: Path, *lines: object) -> Path:
     [
         ('{"text": ', "line 3 is not valid JSON"),
         ("[1]", r"line 3 must be a JSON object, got list"),
-        ('{"text": "a", "text": "b", "label": 1}', "line 3 names 'text' twice"),
-        ({"text": "x", "split": "train"}, "line 3 has no whole number or name as 'label' but None"),
-        ({"text": "x", "label": True, "split": "train"}, "line 3 has no whole number or name as 'label' but True"),
-        ({"text": "x", "label": 0.5, "split": "train"}, "line 3 has no whole number or name as 'label' but 0.5"),
-        ({"text": list(range(99)), "label": 0, "split": "train"}, r"line 3 has no text as 'text' but \[0, 1.*\.\.\."),
+        ('{"text": "a", "text": "b", "label": 1}', "line 3 has the key 'text' twice"),
+        ({"text": "x", "split": "train"}, "line 3 must have a whole number or a name as 'label', got None"),
+        (
+            {"text": "x", "label": True, "split": "train"},
+            "line 3 must have a whole number or a name as 'label', got True",
+        ),
+        (
+            {"text": "x", "label": 0.5, "split": "train"},
+            "line 3 must have a whole number or a name as 'label', got 0.5",
+        ),
+        (
+            {"text": list(range(99)), "label": 0, "split": "train"},
+            r"line 3 must have a text as 'text', got \[0, 1.*\.\.\.",
+        ),
         ({"text": " \t", "label": 0, "split": "train"}, "line 3 has an empty 'text'"),
-        ({"text": "x", "label": 0, "split": "trian"}, "line 3 has split 'trian', which must be train, val or test"),
-        ({"text": "x", "label": 0}, "line 3 has split None"),
+        ({"text": "x", "label": 0, "split": "trian"}, "line 3 must have split train, val or test, got 'trian'"),
+        ({"text": "x", "label": 0}, "line 3 must have split train, val or test, got None"),
     ],
 )
 def test_bad_rows(line: object, message: str, tmp_path: Path) -> None:
@@ -136,7 +145,7 @@ def test_bad_rows(line: object, message: str, tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
-    message = r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more; correct them"
+    message = r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more; correct or remove them"
     refused(after_two_rows(tmp_path / "a.jsonl", *["{"] * 5), message)
 
 
@@ -147,15 +156,16 @@ def test_empty_texts_may_be_kept(tmp_path: Path) -> None:
 
 def test_a_row_of_another_split_than_its_file(tmp_path: Path) -> None:
     after_two_rows(tmp_path / "train.jsonl", {"text": "z", "label": 0, "split": "test"})
-    refused(tmp_path, "line 3 says split 'test' in the file of train")
+    refused(tmp_path, "line 3 must have split train, as the others in this file, got 'test'")
 
 
 def test_a_label_with_two_names(tmp_path: Path) -> None:
     given_rows = make_rows()
     given_rows[4]["label_name"] = "horse"
     given_rows[5]["label_name"] = ""
-    message = r"line 5 calls label 0 'horse', which was 'zebra' before; line 6 has no name as 'label_name' but ''"
-    refused(write(tmp_path / "a.jsonl", given_rows), message)
+    first = "line 5 must have the name 'zebra' for label 0, as before, got 'horse'"
+    second = "line 6 must have a name as 'label_name', got ''"
+    refused(write(tmp_path / "a.jsonl", given_rows), f"{first}; {second}")
 
 
 @pytest.mark.parametrize(
@@ -184,10 +194,10 @@ def test_bad_files(name: str, data: str | bytes, message: str, tmp_path: Path) -
 def test_lines_and_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl.gz", make_rows())
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_LONGEST_LINE", 30)
-        refused(path, r"line 1: a line may have 30 bytes")
-    monkeypatch.setattr(module, "_MOST_BYTES", 200)
-    refused(path, r"line 3: .* and all of them 200")
+        patch.setattr(module, "_MAX_LINE", 30)
+        refused(path, r"line 1: a line must have at most 30 bytes")
+    monkeypatch.setattr(module, "_MAX_BYTES", 200)
+    refused(path, r"line 3: .* and all lines 200")
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -231,4 +241,4 @@ def test_names_that_datasets_left_in_parquet(tmp_path: Path) -> None:
     assert read_task(save("b.parquet", "nonsense")).labels == ("0", "1")
     refused(save("a.parquet", ["zebra", "ape", "horse"]), r"a.parquet: the train split has no examples of 'horse'")
     files_by_split = {"train": save("a.parquet", ["zebra", "ape"]), "test": save("b.parquet", ["ape", "zebra"])}
-    refused(files_by_split, r"b.parquet calls label 0 'ape', which was 'zebra' before")
+    refused(files_by_split, r"b.parquet must have the name 'zebra' for label 0, as before, got 'ape'")

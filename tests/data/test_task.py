@@ -37,7 +37,7 @@ def test_what_is_wrong() -> None:
     with pytest.raises(RecipeError, match="the train split has 2 inputs but 1 labels"):
         Examples(["a", "b"], np.array([0]), "train")
     train = Examples(["a", "b"], np.array([0, 2]), "train")
-    with pytest.raises(RecipeError, match=r"the train split of 'toy' has labels outside 0..1"):
+    with pytest.raises(RecipeError, match=r"labels of the train split of 'toy' must be 0 to 1"):
         Task("toy", ("x", "y"), "text", {"train": train})
     for labels in ((), ("x", "x")):
         with pytest.raises(RecipeError, match="task 'toy' must have distinct labels"):

@@ -196,10 +196,7 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
         ({"name": "knn", "seeds": 0}, "'seeds' must be at least 1, got 0"),
         ({"name": "knn", "first": -1}, "'first' must be a number of at least 0, got -1"),
         ({"name": "knn", "support": "test"}, "must come from another split than the scored one, got 'test' for both"),
-        (
-            {"name": "knn", "aligner": "ridge"},
-            "aligner 'ridge' makes the head that is scored: its protocol is 'current'",
-        ),
+        ({"name": "knn", "aligner": "ridge"}, "protocol must be 'current' with aligner 'ridge', got 'knn'"),
         ({"name": "curent"}, r"unknown protocol 'curent'; did you mean 'current'\?"),
         ({"aligner": "rigde"}, "unknown aligner 'rigde'; did you mean 'ridge'"),
         ({"name": "aligned-c", "options": {"epoch": 3}}, "protocol aligned-c: unknown option 'epoch'; did you mean"),

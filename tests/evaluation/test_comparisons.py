@@ -218,8 +218,8 @@ def test_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* says 0.5000 of 400"),
-        ({"predictions": None}, "keeps no predictions of 'one' on 'a'; evaluate again"),
+        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* has 0.5000 of 400"),
+        ({"predictions": None}, "names no predictions of 'one' on 'a'; evaluate again"),
         ({"predictions": "predictions/gone.npz"}, r"cannot read .*gone.npz: No such file"),
         (None, "two records of 'one' on 'a' under current have seed 0"),
     ],
@@ -240,7 +240,7 @@ def test_records_that_do_not_fit(tmp_path: Path, change: dict[str, Any] | None, 
         (b"PK\x03\x04 and no more", r"0.npz is damaged: .*; evaluate again"),
         (b"plain text", r"0.npz is damaged: .*; evaluate again"),
         ({"truth": np.zeros(N - 1)}, r"0.npz is damaged: \(400,\) predictions, \(399,\) labels"),
-        ({}, r"0.npz does not hold the truth; evaluate again with this version"),
+        ({}, r"0.npz must have an array 'truth', got none; evaluate again with this version"),
         ({"truth": np.zeros(N)}, "'one' and 'other' were not scored on the same inputs of 'a'"),
     ],
 )

@@ -166,23 +166,30 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
         (r"positive numbers, got -0\.1", (), {"grid": (-0.1,)}),
         (r"share of the control to keep must be in \(0, 1\], got 0", (), {"keep": 0.0}),
         (r"share of the control to keep must be in \(0, 1\], got 1\.1", (), {"keep": 1.1}),
-        ("needs the head of 'target', which is to be forgotten", (), {"heads": {"target": HEADS["target"]}}),
-        ("needs the head of 'target', which is to be forgotten", (), {"heads": {"control": HEADS["control"]}}),
+        ("needs a head of the target 'target' and of a control task", (), {"heads": {"target": HEADS["target"]}}),
+        ("needs a head of the target 'target' and of a control task", (), {"heads": {"control": HEADS["control"]}}),
         ("val split of 'control' has no labels", (TARGET, blind[0]), {}),
         ("test split of 'control' has no labels", (TARGET, blind[1]), {}),
-        ("there is no data of 'control'", (TARGET,), {}),
+        ("there is no data for 'control'", (TARGET,), {}),
     ]
     for message, tasks, more in cases:
         with pytest.raises(RecipeError, match=message):
             negated(span_by_hand(*LINE), *tasks, **more)
-    with pytest.raises(RecipeError, match=r"base gets 50\.0% of the control 'control'.*class alone is 50\.0%.*choose"):
+    with pytest.raises(
+        RecipeError, match=r"predict the control 'control' better.*got .* 50\.0% against 50\.0%.*; choose"
+    ):
         negated(span_by_hand((1, 0), (-1, 0)))
     where, more_data = toy.tasks["where"], {**toy.tasks, "other": toy.tasks["where"]}
     verb: list[tuple[str, str, dict[str, Task], Any]] = [
-        (r"task vector of 'other' is wanted.*did you mean 'where'", "other", {"other": where, "where": where}, "probe"),
+        (
+            r"task vector of 'other' needs its expert.*did you mean 'where'",
+            "other",
+            {"other": where, "where": where},
+            "probe",
+        ),
         ("no data of 'brigth'; give --data brigth=PATH", "brigth", toy.tasks, "probe"),
         (r"unknown heads 'prob'; did you mean 'probe'", "bright", toy.tasks, "prob"),
-        ("reads 'other' by its expert's head; give its expert too", "bright", more_data, "expert"),
+        ("scores 'other' with its expert's head; give its expert too", "bright", more_data, "expert"),
     ]
     for message, target, data, heads in verb:
         with pytest.raises(RecipeError, match=message):
@@ -290,7 +297,7 @@ def test_forms_and_their_coefficients() -> None:
     assert Form.parse("king:queen::man") == Form("king", "queen", "man")
     assert Form.parse(" a : b :: c ") == Form("a", "b", "c")
     for wrong in ("", "a:b", "a:b:c", "a::b", "a:b::", ":b::c", "a:b::c:d", "a:b::c::d"):
-        with pytest.raises(RecipeError, match=r"an analogy is written a:b::c .*, got"):
+        with pytest.raises(RecipeError, match=r"an analogy must be a:b::c .*, got"):
             Form.parse(wrong)
     assert Form("a", "b", "c").coefficients(0.5, 0.2) == {"a": -0.2, "b": 0.2, "c": 0.5}
     assert Form("a", "b", "a").coefficients(0.5, 0.2) == pytest.approx({"a": 0.3, "b": 0.2})
@@ -325,7 +332,7 @@ def test_what_is_no_analogy(toy: Toy) -> None:
         blind = replace(FOURTH, splits={**FOURTH.splits, split: FOURTH[split].unlabelled()})
         with pytest.raises(RecipeError, match=f"{split} split of 'd' has no labels"):
             solved(blind)
-    with pytest.raises(RecipeError, match="task vector of 'd' is wanted, but its expert was not given"):
+    with pytest.raises(RecipeError, match="task vector of 'd' needs its expert, which was not given"):
         analogy(toy.experts, "bright:d::where", "fourth", toy.tasks["where"])
     with pytest.raises(RecipeError, match="'where' is one of the three of the analogy; give it a new name"):
         analogy(toy.experts, "bright:where::bright", "where", toy.tasks["where"])

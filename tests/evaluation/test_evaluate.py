@@ -185,16 +185,16 @@ def test_what_cannot_be_scored(toy: Toy) -> None:
     cases: list[tuple[str, list[Subject], list[EvaluationProtocol], dict[str, Any]]] = [
         (r"expert of 'where' is needed as teacher; .*--expert where=PATH", one, [aligned], {"teachers": teachers}),
         ("test split of 'bright' has no labels", one, [CURRENT], {"tasks": without_labels(toy, "test")}),
-        ("2 shots per class need labels to tell classes", one, [replace(aligned, shots=2)], {"tasks": train}),
+        ("2 shots per class need labelled inputs; give", one, [replace(aligned, shots=2)], {"tasks": train}),
         ("'knn' needs labels", one, [replace(knn, shots=0.5)], {"tasks": train}),
         ("2 models are called 'average'", [*one, *one], [CURRENT], {}),
-        (r"task 'wher', but there is no data of it; did you mean 'where'\?", [strange], [CURRENT], {}),
+        (r"task 'wher', but there is no data for it; did you mean 'where'\?", [strange], [CURRENT], {}),
         ("class 0 has 15 examples, fewer than 40 shots", one, [replace(knn, shots=40)], {}),
     ]
     for message, subjects, protocols, more in cases:
         with pytest.raises(RecipeError, match=message):
             scored(toy, subjects, protocols, **more)
-    with pytest.raises(IncompatibleError, match=r"head of 'where' in 'average' has other labels .*match_labels"):
+    with pytest.raises(IncompatibleError, match=r"must have the labels of its head in 'average', .*match_labels"):
         scored(toy, one, tasks=turned)
     unlabelled, labelled = scored(toy, one, [aligned], tasks=train), scored(toy, one, [aligned])
     assert [item.record for item in unlabelled] == [item.record for item in labelled]  # aligned-c never saw a label
@@ -221,6 +221,6 @@ def test_inputs_that_two_splits_share(toy: Toy) -> None:
     tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "test": mixed})}
     (note,) = contamination_notes(encoded(toy, tasks=tasks, teachers={}))
     assert note == (
-        f"2 of {len(test)} test inputs of 'where' are among those for training or validation: what is fitted there has "
-        "seen them; take them out of one split"
+        f"2 of {len(test)} test inputs of 'where' are among those for training or validation: models may have been "
+        "fitted to them; take them out of one split"
     )

@@ -149,7 +149,7 @@ def test_a_sum_of_task_vectors(toy: Toy) -> None:
     model = arithmetic(toy.experts, {"where": -0.5})
     assert model.origin.facts["method"] == {"name": "task_arithmetic", "parameters": {"scale": [0.0, -0.5]}}
     assert model.tasks == tuple(toy.tasks)
-    with pytest.raises(RecipeError, match=r"task vector of 'brigth' is wanted.*did you mean 'bright'"):
+    with pytest.raises(RecipeError, match=r"task vector of 'brigth' needs its expert.*did you mean 'bright'"):
         arithmetic(toy.experts, {"brigth": 1.0})
 
 
@@ -158,5 +158,5 @@ def test_a_grid() -> None:
     with pytest.raises(RecipeError, match="needs at least one scale"):
         scales(())
     for wrong in (0, -0.1, float("nan"), float("inf"), True, "x"):
-        with pytest.raises(RecipeError, match=r"a grid must hold positive numbers, got .*; 0 is tried in any case"):
+        with pytest.raises(RecipeError, match=r"a grid must hold positive numbers, got .*; leave 0 out"):
             scales((0.5, wrong))  # type: ignore[arg-type]

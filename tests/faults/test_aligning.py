@@ -50,7 +50,7 @@ def failing(head: Head, features: torch.Tensor) -> Head:
     [
         (steep, NumericalError, "the logits of 'two' change by .* of the largest when they are rounded to float32"),
         (infinite, NumericalError, "the logits of 'two' change by nan of the largest"),
-        (wider, IncompatibleError, "the aligned head of 'two' has not the shapes and dtypes"),
+        (wider, IncompatibleError, "the aligned head of 'two' must have the shapes and dtypes"),
         (renamed, IncompatibleError, "has other labels than the head"),
         (no_head, RecipeError, "is a Odd, which cannot be saved; an aligner must return"),
         (failing, ZeroDivisionError, "by zero"),

@@ -66,7 +66,9 @@ def test_the_state_of_a_run_goes_only_where_it_is_ours(tmp_path: Path) -> None:
     state = RunState(mine.parent, "x")
     state.remove()
     for act in (state.read, lambda: state.write({})):
-        with pytest.raises(OutputError, match=r"\.out\.fitting is where the state of the run is kept, and is not ours"):
+        with pytest.raises(
+            OutputError, match=r"\.out\.fitting is needed for the state of the run, but has other files"
+        ):
             act()
     assert mine.read_text() == MINE
     ours = RunState(tmp_path / ".to.fitting", "x")

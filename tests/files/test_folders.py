@@ -21,7 +21,7 @@ from orthomerge.files.folders import (
     claim,
     claimed,
     drop,
-    ours_in,
+    existing_files,
     write_marker,
 )
 
@@ -50,7 +50,7 @@ def test_records_replace_ours_and_predictions_of_others_stay(tmp_path: Path) -> 
     assert (tmp_path / "predictions" / "a.npz").exists()  # until nobody can ask for it
     drop_stale(tmp_path, [record("predictions/b.npz")])
     assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["b.npz", "thesis.npz"]
-    assert ours_in(tmp_path) == {"records.jsonl", "predictions/b.npz"}
+    assert existing_files(tmp_path) == {"records.jsonl", "predictions/b.npz"}
     assert (tmp_path / "notes.txt").read_text() == "years of work"
     with pytest.raises(OutputError, match=r"thesis.npz was not written by orthomerge"):
         put_records(tmp_path, [], {"predictions/thesis.npz": PREDICTIONS})
@@ -89,7 +89,7 @@ def test_a_model_is_no_run_folder(tmp_path: Path, marker: str, below: str) -> No
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": 1}', "years of work"])
 def test_a_list_that_is_none_of_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN).write_text(text)
-    with pytest.raises(OutputError, match=f"{RUN} is not the list of a run folder of ours"):
+    with pytest.raises(OutputError, match=f"{RUN} is not a valid list of a run folder; move it away"):
         claim(tmp_path, FILES)
     assert (tmp_path / RUN).read_text() == text
 

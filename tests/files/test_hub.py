@@ -124,7 +124,7 @@ def test_a_cache_without_weights_or_with_a_bad_reference(offline: Path) -> None:
     lay(offline, {"config.json": b"{}", "training_args.bin": b"x"})
     refused(NAME, r"is in the cache without its weights .*`hf download some-org/some.model`")
     lay(offline, MODEL, commit="not-a-commit")
-    refused(NAME, "not-a-commit; remove that folder and fetch again")
+    refused(NAME, "not-a-commit; remove that folder")
 
 
 def test_no_hub_id_and_no_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,10 @@ def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ((404, "RepoNotFound"), r"'some-org/some.model' is no path that exists, and .* does not exist or is private"),
+        (
+            (404, "RepoNotFound"),
+            r"'some-org/some.model' is not a path that exists, and .* does not exist or is private",
+        ),
         ((401, ""), r"does not exist or is private: check the spelling, or log in with `hf auth login`"),
         ((403, "GatedRepo"), r"'some-org/some.model' is gated: accept its terms at http.*/some-org/some.model, then"),
         ((404, "RevisionNotFound"), r"'some-org/some.model' has no revision 'v9': http.*/tree/main lists"),
@@ -279,9 +282,9 @@ def test_gated_files_and_no_weights(hub: Hub) -> None:
     hub.file_fault = (403, "GatedRepo")
     refused(NAME, "is gated: accept its terms")
     hub.files = {"README.md": b"", "tf_model.h5": b"", "a/model.safetensors": b"", "optimizer.pt": b""}
-    refused(NAME, r"holds no weights that can be read.* it holds 'README.md', .* and 1 more")
+    refused(NAME, r"has no supported weights.* it has 'README.md', .* and 1 more")
     hub.files = {}
-    refused(NAME, "it holds nothing")
+    refused(NAME, "it has no files")
 
 
 def test_a_branch_that_moves_while_it_is_fetched(hub: Hub) -> None:

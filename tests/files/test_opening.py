@@ -285,17 +285,17 @@ REFUSED: list[tuple[Prepare | str, str]] = [
     (instead(Path.mkdir), "is not a regular file"),
     (lambda folder: os.truncate(folder / TWO, (folder / TWO).stat().st_size - 1), f"{TWO} was cut short: 1 byte"),
     (lambda folder: save_file({"a.weight": A * 2, "b.weight": B}, folder / TWO),
-     f"{TWO} holds 'a.weight', which {INDEX} does not place there"),
+     f"{TWO} has 'a.weight', which {INDEX} does not list"),
     # indexes
     (text(INDEX, "{"), "index.json is not valid JSON"),
     (text(INDEX, "{}"), "index.json must have a 'weight_map' from tensor names to file names; fetch it again"),
     (index({}), "must have a 'weight_map'"),
     (index({"a": 1}), "must have a 'weight_map'"),
     (index({"a": {"b": "c"}}), "must have a 'weight_map'"),
-    (index({**PLACES, "c": TWO}), f"{ONE} holds 'c', which {INDEX} does not place there"),
-    (index({"a.weight": ONE, "b.weight": TWO}), f"{ONE} holds 'c', which {INDEX} does not place there"),
-    (index({**PLACES, "d": TWO}), f"{INDEX} places 'd' in {TWO}, which does not hold it"),
-    (index(PLACES, metadata={"total_size": 55}), "says the shards hold 55 bytes, but they hold 56; a shard is of"),
+    (index({**PLACES, "c": TWO}), f"{ONE} has 'c', which {INDEX} does not list"),
+    (index({"a.weight": ONE, "b.weight": TWO}), f"{ONE} has 'c', which {INDEX} does not list"),
+    (index({**PLACES, "d": TWO}), f"{INDEX} lists 'd' in {TWO}, which does not have it"),
+    (index(PLACES, metadata={"total_size": 55}), "must have 55 bytes .its total_size., got 56; index and"),
     # pickles
     *((bare("x.pt", partial(torch.save, {name: A})), r"x.pt holds a tensor with the name .* which no framework writes")
       for name in ("../x", "a\0", "__metadata__")),

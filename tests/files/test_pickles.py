@@ -345,7 +345,7 @@ def test_modules_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     net = nn.Sequential(nn.Linear(2, 2))
     net._modules["self"] = net
     refused(save(net, tmp_path / "m.pt"), r"contains itself, or too many \('self.self.*save its state dict")
-    monkeypatch.setattr(state_dicts, "_MOST_MODULES", 5_000)
+    monkeypatch.setattr(state_dicts, "_MAX_MODULES", 5_000)
     module: nn.Module = nn.Linear(2, 2)
     for _ in range(40):
         module = nn.Sequential(module, module)
@@ -405,27 +405,27 @@ def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
         (tensor(shape=(5,)), "'w' reaches to byte 20 of storage '0', which has 16; the file is damaged: fetch it"),
         (tensor(offset=1), "'w' reaches to byte 20"),
         (tensor(strides=(2,)), "'w' reaches to byte 28"),
-        (tensor(shape=(-1,)), "shape, stride or offset that is not whole numbers from 0 on"),
-        (tensor(strides=(-1,)), "not whole numbers"),
-        (tensor(offset=-1), "not whole numbers"),
-        (tensor(offset="0"), "not whole numbers"),
-        (tensor(offset=True), "not whole numbers"),
-        (tensor(shape=(1 << 20_000,), strides=(0,)), "not whole numbers"),
-        (tensor(shape=(2, 2)), "not whole numbers"),
-        (tensor(shape=(1,) * 65, strides=(1,) * 65), "not whole numbers"),
-        (tensor(shape=None), "not whole numbers"),
+        (tensor(shape=(-1,)), "must have whole numbers from 0 on as shape, strides and offset"),
+        (tensor(strides=(-1,)), "must have whole numbers"),
+        (tensor(offset=-1), "must have whole numbers"),
+        (tensor(offset="0"), "must have whole numbers"),
+        (tensor(offset=True), "must have whole numbers"),
+        (tensor(shape=(1 << 20_000,), strides=(0,)), "must have whole numbers"),
+        (tensor(shape=(2, 2)), "must have whole numbers"),
+        (tensor(shape=(1,) * 65, strides=(1,) * 65), "must have whole numbers"),
+        (tensor(shape=None), "must have whole numbers"),
         (tensor(shape=(1 << 40,), strides=(0,)), r"repeats 16 bytes to make \d+; save a contiguous copy"),
         (tensor(Store(key="7")), "lies in storage '7', which the file does not have; the file is damaged"),
         (tensor(Store(numel=5)), "storage '0', which should have 20 bytes but has 16; the file is damaged"),
         (tensor(Store(numel=-5)), "storage '0', which should have -20 bytes but has 16"),
-        (tensor(3), "a tensor is made of something that is not a storage"),
+        (tensor(3), "a tensor is rebuilt from something that is not a storage"),
         (tensor(Store(numel="4")), "a persistent id is not that of a storage"),
         (tensor(Store(key=0)), "a persistent id is not that of a storage"),
         (tensor(Store(kind=nn.Linear)), "'Linear' is not a known type of storage"),
         (Call(torch._utils._rebuild_tensor_v3, Store(), 0, (1,), (1,), False, {}, 3), "as a tensor without dtype"),
         (Call(torch._utils._rebuild_tensor_v2), "damaged, or was not written by torch.save .TypeError"),
-        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, (1,), {}), "put around something else"),
-        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, [], {}), "put around something else"),
+        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, (1,), {}), "is rebuilt from something else"),
+        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, [], {}), "is rebuilt from something else"),
     ],
 )
 def test_damaged_tensors(tmp_path: Path, value: Call, match: str) -> None:
@@ -522,7 +522,7 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
         (b"\x80\x02K\x01K\x02a.", "items are appended to something that is not a list"),
         (b"\x80\x02K\x01K\x02K\x03s.", "items are set on something that is not a mapping"),
         (b"\x80\x02}(K\x02u.", "ValueError"),
-        (b"\x80\x04K\x01K\x02\x93.", "a class is named by something that is not text"),
+        (b"\x80\x04K\x01K\x02\x93.", "the name of a class is not a string"),
         (b"\x80\x02NQ.", "a persistent id is not that of a storage"),
         (b"Np1\n.", "opcode PUT"),
         (b"(ios\nsystem\n.", "opcode INST"),
@@ -548,22 +548,24 @@ def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
 
 
 def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
+    monkeypatch.setattr(unpickler, "_MAX_STEPS", 100_000)
     many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
     for data in (many + b"h\x00h\x01\x85R" * 5_000, b"\x80\x02" + b"]" * 200_000):
         refused(forge(tmp_path / "m.pt", data + b"."), "more than 100,000 steps.*save the state dict alone")
 
 
 def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(unpickler, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(pickles, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(unpickler, "MAX_BYTES", 1 << 20)
     note = {"note": b"x" * (1 << 20), **{name: tensor() for name in "ab"}}
-    refused(forge(tmp_path / "m.pt", note), r"has a data.pkl of 1 MiB, at most 1 are read; save the state dict")
+    refused(
+        forge(tmp_path / "m.pt", note), r"data.pkl of .*m.pt must have at most .* bytes, got .*; save the state dict"
+    )
     stream = forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000])
     refused(stream, "steps or 1 MiB; weights need a fraction")
     long = dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40)
     (tmp_path / "m.pt").write_bytes(long)
-    refused(tmp_path / "m.pt", "a length of 1099511627776 bytes in the header is absurd")
+    refused(tmp_path / "m.pt", "a length in the header must be at most .* bytes, got 1099511627776")
 
 
 # --- containers
@@ -587,7 +589,7 @@ def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "_MOST_DIRECTORY", 1_000)
+    monkeypatch.setattr(pickles, "_MAX_DIRECTORY", 1_000)
     path = forge(tmp_path / "m.pt", {}, extra={f"archive/{i}": b"" for i in range(100)})
     refused(path, r"damaged, or was not written by torch.save")
 
@@ -635,7 +637,7 @@ OTHER_FILES: list[tuple[Callable[[Path], object] | bytes, str]] = [
     (not_of_torch, r"zip archive with 0 files 'data.pkl'.*unpack it first"),
     (archive_with("other/data.pkl"), r"zip archive with 2 files 'data.pkl'"),
     (archive_with("archive/constants.pkl"), r"TorchScript archive; save torch.jit.load"),
-    (archive_with("archive/byteorder", b"big"), r"byte order b'big', only 'little' is read; load it"),
+    (archive_with("archive/byteorder", b"big"), r"must have byte order b'little', got b'big'; load it"),
     (partial(forge, data={}, packed=True), r"members that are packed \('archive/data.pkl'.*save it again"),
     (two_of_one_name, "two members of the same name; do not trust it"),
     (encrypted, "members that are encrypted"),
@@ -665,7 +667,7 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     checkpoint = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
     check(checkpoint, {"w": torch.tensor([1.0, 2.0])})
     for parts, match in [
-        ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, not 1000; fetch it again"),
+        ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, got 1000; fetch it again"),
         ((MAGIC, PROTOCOL, {"little_endian": False}, state, ["0"]), "not written on a little-endian machine"),
         ((MAGIC, PROTOCOL, INFO, state, ["9"]), "the list of storages does not fit the tensors"),
         ((MAGIC, PROTOCOL, INFO, state, 3), "the list of storages does not fit the tensors"),

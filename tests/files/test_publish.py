@@ -41,7 +41,7 @@ def work(out: Path, number: int, *, force: bool = False) -> None:
     with publish(out, force=force) as folder:
         (folder / "encoder").mkdir()
         blocks = [("a", torch.full((4,), float(number))), ("b", torch.full((2,), float(number)))]
-        write_shards(folder / "encoder", SPECS, blocks, most=16)
+        write_shards(folder / "encoder", SPECS, blocks, max_bytes=16)
         shutil.copyfile(__file__, folder / "tokenizer.json")
         write_manifest(folder, number=number)
 
@@ -179,7 +179,7 @@ def linked_marker(out: Path) -> None:
 
 
 NO_MARKER = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; move it"
-BAD_MARKER = r"out was not written by orthomerge \(its orthomerge.json has no 'format'"
+BAD_MARKER = r"out was not written by orthomerge \(its orthomerge.json has no valid 'format' or 'files'"
 NAMES = ("notes.txt", "heads/topic/thesis.tex", "encoder/.hidden", "encoder/link", "empty/folder/")
 MARKERS = (
     *("{}", "[]", "", "{", '{"format": 1}', '{"files": {}}', '{"format": true, "files": {}}'),
@@ -341,7 +341,7 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     work(tmp_path / "out", 1)
     assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
     monkeypatch.setattr(fcntl, "flock", lambda handle, mode: (tmp_path / ".new.orthomerge-lock").unlink())
-    refused(tmp_path / "new", r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?")
+    refused(tmp_path / "new", r"cannot lock .*\.new\.orthomerge-lock, as other runs write")
 
 
 # Two runs, and what is left of a run that was killed

@@ -45,13 +45,13 @@ def with_equal_experts(setting: Setting) -> Setting:
     return replace(setting, tuned=lambda task: expert.clone())
 
 
-def with_a_broken_expert(setting: Setting) -> Setting:
-    """In the second layer of expert `five`, a ViT, the weights of the queries are NaN."""
+def with_a_broken_expert(setting: Setting, name: str = "layers.1.attention.q_proj.weight") -> Setting:
+    """One tensor of expert `five` is NaN."""
 
     def tuned(task: str) -> torch.Tensor:
         weights = setting.tuned(task)
         if task == "five":
-            weights[setting.layout.places["layers.1.attention.q_proj.weight"]] = float("nan")
+            weights[setting.layout.places[name]] = float("nan")
         return weights
 
     return replace(setting, tuned=tuned)

@@ -64,7 +64,7 @@ def test_tensors_lie_apart_and_aligned() -> None:
     assert stacked["a"].shape == (2, 3, 5)
     assert stacked["b"].tolist() == [64, 320 + 64]
     del tensors["c"]
-    with pytest.raises(IncompatibleError, match=r"weights are missing for 'c'; all experts must be of one arch"):
+    with pytest.raises(IncompatibleError, match=r"weights of 'c' are missing; all experts must have the same arch"):
         layout.flat(tensors)
 
 
@@ -111,7 +111,7 @@ def test_from_canonical_names_and_back() -> None:
     assert found["factor"].dtype == torch.float32
     with pytest.raises(NumericalError, match=r"'words' does not fit into F16 after the fit .*magnitude 1e\+06\)"):
         encoder.tensors(torch.full_like(flat, 1e6), {"words": Spec((7, 5), "F16")})
-    with pytest.raises(IncompatibleError, match="weights are missing for 'scale'"):
+    with pytest.raises(IncompatibleError, match="weights of 'scale' are missing"):
         encoder.flat(MemoryTensors({"words": words}))
-    with pytest.raises(IncompatibleError, match=r"weights are missing for 'table\.weight'"):
+    with pytest.raises(IncompatibleError, match=r"weights of 'table\.weight' are missing"):
         encoder.flat(MemoryTensors({"words": words[:3], "factor": torch.tensor(1.0)}))

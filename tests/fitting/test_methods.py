@@ -81,8 +81,8 @@ def test_options_that_are_refused(name: str, options: dict[str, Any], message: s
         (Fisher(), r"task 'five' is not finite in 'embeddings.cls_token'; check"),
         (LmCocktail(), "the loss of 'five' on task 'two' is nan"),
         (ModelTailor(), r"input of layer 'layers.1.attention.o_proj.weight' is not finite on task 'five'"),
-        (RegMean(), r"input of layer 'layers.1.attention.o_proj.weight' is not finite on task 'five'"),
-        (RegMeanPp(), r"input of layer 'layers.1.attention.o_proj.weight' is not finite on task 'five'"),
+        (RegMean(), r"'layers.1.attention.q_proj.weight' holds NaN or infinity in expert 'five'"),
+        (RegMeanPp(), r"'layers.1.attention.q_proj.weight' holds NaN or infinity in expert 'five'"),
     ],
 )
 def test_a_broken_expert_is_named_and_no_hook_is_left(method: FittedMethod, message: str) -> None:

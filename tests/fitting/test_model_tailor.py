@@ -118,7 +118,7 @@ def test_blocks_only_change_where_scores_are_compared() -> None:
 
 def test_matrices_that_cannot_be_factored() -> None:
     square = torch.eye(2, dtype=torch.float64)
-    with pytest.raises(NumericalError, match="the inputs of a toy give no definite matrix; raise 'damping'"):
+    with pytest.raises(NumericalError, match="the second moments of the inputs of a toy are singular; raise 'damping'"):
         ModelTailor().patch(square, square, -square, what="a toy")
     with pytest.raises(NumericalError, match="the patch of a toy is not finite; raise 'damping'"):
         ModelTailor(sparsity=0.0).patch(square * math.nan, square, square, what="a toy")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import KINDS, average, numbers
+from tests.fitting.making import KINDS, average, numbers, with_a_broken_expert
 from torch import nn
 
-from orthomerge.core.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.fitting.grams import grams, least_squares, linear_layers
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.regmean import RegMean, RegMeanPp, _block
@@ -121,6 +121,15 @@ def test_a_direction_that_no_input_has_keeps_the_average() -> None:
     solution, condition = least_squares(total, torch.tensor([[4.0], [0.0]], dtype=torch.float64))
     assert solution.tolist() == [[2.0], [0.0]]
     assert condition == float("inf")
+
+
+def test_the_broken_expert_is_named_although_others_read_the_average_first() -> None:
+    """RegMean++ starts from the average, in which the NaN of `five` reaches the first block of every task."""
+    name = "embeddings.word_embeddings.weight"
+    setting = with_a_broken_expert(make_setting("bert"), name)
+    assert setting.tasks[0] != "five"
+    with pytest.raises(NumericalError, match=f"'{name}' holds NaN or infinity in expert 'five'"):
+        RegMeanPp().fit(setting)
 
 
 class Shared(nn.Module):

@@ -261,7 +261,7 @@ PER_EXPERT = [
 @pytest.mark.parametrize(("maker", "option"), PER_EXPERT)
 def test_one_number_for_three_experts_is_refused(maker: Callable[..., Any], option: str) -> None:
     method = maker(**{option: (1.0,)}, **({"agree": 1} if maker is Consensus else {}))
-    with pytest.raises(RecipeError, match="1 numbers were given for 3 experts; give one, or one each"):
+    with pytest.raises(RecipeError, match="must be one number or 3, got 1; give one, or one per expert"):
         merged(method, random_vectors())
 
 
@@ -269,7 +269,7 @@ def test_one_number_for_three_experts_is_refused(maker: Callable[..., Any], opti
     ("method", "count", "message"),
     [
         (Consensus(agree=3), 2, r"'agree' is 3, but there are 2 experts: .* set it to at most 2"),
-        (ModelStock(), 1, "model stock needs at least 2 experts, whose angle decides, got 1"),
+        (ModelStock(), 1, "'model_stock' merges at least 2 experts, got 1"),
         (Slerp(), 1, "slerp merges exactly 2 experts, got 1"),
         (Slerp(), 3, "slerp merges exactly 2 experts, got 3"),
     ],

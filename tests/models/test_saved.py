@@ -225,7 +225,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("files README.md", "x", r"'files\.README\.md' must be an object, got 'x'"),
     ("files README.md size", "1", r"README\.md\.size' must be a whole number"),
     ("files README.md hash", None, r"README\.md\.hash' must be a string, got NoneT"),
-    ("files README.md hash", "00", r"'00' is no digest of the form ALGORITHM:HEX"),
+    ("files README.md hash", "00", r"a digest must be of the form ALGORITHM:HEX, got '00'"),
     ("encoder", "x", r"'encoder' must be an object, got 'x'"),
     ("encoder files", [], r"names no file of the encoder; the file is damaged"),
     ("encoder prefix", GONE, r"has no 'encoder\.prefix'"),

@@ -146,8 +146,8 @@ def test_a_failing_stage_keeps_the_others(berts: Path, tmp_path: Path) -> None:
     table.write_text(sound.replace("two-0", "other"))
     with pytest.raises(IncompatibleError, match="stage 2 of 2, 'evaluate', failed: the labels of task 'two'") as caught:
         run(recipe, out=tmp_path / "run")
-    assert f"What was done before is kept in {tmp_path / 'run'}: merge." in str(caught.value)
-    assert "run the same command again: it goes on with 'evaluate'" in str(caught.value)
+    assert f"Earlier stages are kept in {tmp_path / 'run'}: merge." in str(caught.value)
+    assert "run the same command again; it continues with 'evaluate'" in str(caught.value)
     assert verify_folder(tmp_path / "run/models/task_arithmetic") == []
     assert not (tmp_path / "run/records.jsonl").exists()
     table.write_text(sound)
@@ -183,7 +183,7 @@ def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
     block = Evaluate({"two": task}, protocols=("current",), references=False)  # type: ignore[dict-item]
     experts = {name: str(tmp_path / name) for name in ("two", "three")}
     recipe = Recipe(experts, base=str(tmp_path / "base"), evaluate=block, diagnose=False, report=False)
-    with pytest.raises(RecipeError, match="Give the run folder"):
+    with pytest.raises(RecipeError, match="needs a run folder"):
         run(recipe)
     ran = run(recipe, out=tmp_path / "run")
     assert {record.method for record in read_records(ran.folder / "records.jsonl")} == {"task_arithmetic"}

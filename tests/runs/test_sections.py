@@ -90,7 +90,7 @@ report: {title: x}"""
         ("sweep: {aligners: [ridge, ridge]}", "'aligners' has 'ridge' twice"),
         ("sweep: {shots: [1, 1]}", "'shots' has 1 twice"),
         ("sweep: {choose: train}", r"'choose' must be val \| test"),
-        ("evaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}", "'scales' merges anew, which needs a base"),
+        ("evaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}", "'scales' merges again, which needs a base"),
         ("diagnose: true", "'diagnose' needs data: give a section 'evaluate' too"),
         ("report: {title: x}", "'report' needs data"),
     ],

@@ -165,7 +165,8 @@ def test_the_command_line(berts: Path, tmp_path: Path) -> None:
     assert len(json.loads(call("run", recipe, "--list", "--json").stdout)) == 2
     done = call("run", recipe, "--out", run)
     assert "2 cells from 2 merges; " in done.stderr
-    assert "### Best for each budget of inputs, chosen on validation" in done.stdout
+    assert "\nBest for each budget of inputs, chosen on validation\n" in done.stdout
+    assert "|" not in done.stdout  # no Markdown
     assert f"all cells: {run / 'sweep.csv'}" in done.stdout
     document = json.loads(call("run", recipe, "--out", run, "--json").stdout)
     assert document["models"] == {"done": 0, "found": 4}

@@ -112,7 +112,7 @@ def test_where_the_best_is_chosen(berts: Path, tmp_path: Path) -> None:
     assert splits_of(Sweep(), recipe.evaluate) == ("test", "val")
     assert splits_of(Sweep(choose="test"), recipe.evaluate) == ("test",)
     assert splits_of(Sweep(), fitted) == ("test",)
-    with pytest.raises(RecipeError, match="cannot be chosen on val: the val split is what the protocols are fitted to"):
+    with pytest.raises(RecipeError, match="cannot be chosen on val: the protocols are fitted to the val split"):
         splits_of(Sweep(choose="val"), fitted)
     lines = (tmp_path / "two.csv").read_text().splitlines(keepends=True)
     (tmp_path / "two.csv").write_text("".join(line for line in lines if "test" in line or line.startswith("text")))

@@ -230,7 +230,7 @@ def test_clip_faults(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'openai/clip-vit-base-patch32' is not in the cache"):
         build("clip-vit-b32-8", tmp_path, data=tmp_path)
     write_clip(tmp_path / "base")
-    with pytest.raises(CheckpointError, match=r"has no 'sun397': a folder of pictures or a dataset, or sun397.npz"):
+    with pytest.raises(CheckpointError, match=r"has no 'sun397'; add a folder of pictures, a dataset or sun397.npz"):
         build("clip-vit-b32-8", tmp_path, data=tmp_path, base=str(tmp_path / "base"))
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -443,7 +443,7 @@ def test_a_csv_task(tmp_path: Path) -> None:
         ("label,title,text\n1,t,x\n2,t,y\n", "train.csv has 1 bad row: line 1 must begin with 1 to 2, got 'label'"),
         ("0,t,x\n3,t,y\n1,t,z\n", r"2 bad rows: line 1 must begin with 1 to 2, got '0'; line 2 .* got '3'"),
         ("1,x\n2,t,\n1,t,x\n", "2 bad rows: line 1 has no text in its third column; line 2 has no text"),
-        ("1,t,x\n1,t,y\n", r"train.csv has no examples of some of the 2 labels of 'small'"),
+        ("1,t,x\n1,t,y\n", r"train.csv must have examples of all 2 labels of 'small'"),
         ("\n", r"train.csv is empty"),
         ('1,t,"x"y\n', "is not valid: ',' expected after '\"'"),
         ("1,t,caf\xe9\n", "train.csv line 1 is not UTF-8"),

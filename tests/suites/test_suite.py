@@ -61,7 +61,7 @@ def test_the_table() -> None:
     ("name", "data", "error", "message"),
     [
         ("digit", None, RecipeError, r"unknown suite 'digit'; did you mean 'digits'\?"),
-        ("text8", None, CheckpointError, r"give it with --data \(wanted: ag_news.jsonl.gz"),
+        ("text8", None, CheckpointError, r"tasks, such as ag_news.jsonl.gz; give it with --data"),
         ("text8", ".", CheckpointError, "has no ag_news.jsonl.gz or .*; give the folder that holds"),
         ("vision8", ".", CheckpointError, "has no mnist.npz or .*; give the folder that holds"),
     ],

@@ -371,20 +371,20 @@ EMPTY = Task("none", ("a", "b"), "text", {"train": Examples([], np.zeros(0, dtyp
 UNLABELLED = Task("x", ("a", "b"), "text", {"train": Examples(["5", "6"], None, "train")})
 REFUSED: list[tuple[str | Task, dict[str, Any], type[OrthomergeError], str]] = [
     (EMPTY, {}, RecipeError, "the train split of task 'none' is empty; it must have examples"),
-    (UNLABELLED, {}, RecipeError, "the train split of task 'x' has no labels; an expert is made from labelled"),
+    (UNLABELLED, {}, RecipeError, "the train split of task 'x' has no labels; give labelled examples"),
     ("words", {"device": "tpu"}, RecipeError, "unknown device 'tpu'"),
     ("words", {"pooling": "maen"}, RecipeError, "unknown pooling 'maen' for bert; did you mean 'mean'"),
-    ("words", {"mode": "frozen_head"}, RecipeError, "mode 'frozen_head' needs the head that is kept"),
+    ("words", {"mode": "frozen_head"}, RecipeError, "mode 'frozen_head' needs a head; give it as `head`"),
     ("words", {"mode": "tau_jp"}, RecipeError, "mode 'tau_jp' needs inputs of other tasks"),
     ("words", {"augment": "shift"}, RecipeError, "'augment' must be none .* reads 'text', got 'shift': .*; leave"),
-    ("levels", {"base": "bert"}, IncompatibleError, "task 'levels' is of modality 'image', but family 'bert' reads"),
+    ("levels", {"base": "bert"}, IncompatibleError, "task 'levels' has modality 'image', but family 'bert' reads"),
     ("words", {"family": "vit"}, RecipeError, "is of model type 'bert', family 'vit' reads 'vit'"),
-    ("levels", {"base": "clip", "family": "clip"}, RecipeError, "'clip' has no head that .* saved, as mode 'full'"),
+    ("levels", {"base": "clip", "family": "clip"}, RecipeError, "'clip' has no head, which mode 'full' trains"),
     (
         "levels",
         {"base": "clip", "family": "clip", "mode": "linearised"},
         RecipeError,
-        "this family has no head of its own: give one as `head`",
+        "this family has no head; give one as `head`",
     ),
     ("words", {"head": head_of(2, 7, LABELS)}, IncompatibleError, "the head reads 7 features, the encoder gives 32"),
     ("words", {"head": head_of(2, 32, ("a", "b"))}, IncompatibleError, "label sets differ: 'a', 'b', 'has-5' and 1"),
@@ -419,7 +419,7 @@ def test_refusals(
 
 
 def test_bases_and_outputs_that_cannot_be(bases: Path, words: Task, tune: Tune, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"must have a config.json that says its 'model_type'"):
+    with pytest.raises(CheckpointError, match=r"must have a config.json with a 'model_type'"):
         tune(words, tmp_path / "out", more={"base": bases / "bert" / "model.safetensors"})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "diary.txt").write_text("dear diary")

@@ -96,6 +96,6 @@ def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path, processor
         finetune_jointly(tasks, settings=Tuning(mode="lora"), **options)
     with pytest.raises(RecipeError, match="joint training needs at least one task, got none"):
         finetune_jointly({}, settings=Tuning(), **options)
-    with pytest.raises(RecipeError, match=r"'../x' cannot name a task here: it becomes the name of a folder"):
+    with pytest.raises(RecipeError, match=r"name must be the name of a folder, got '../x'; rename the task"):
         finetune_jointly({"../x": tasks["two"]}, settings=Tuning(), **options)
     assert list(tmp_path.iterdir()) == []

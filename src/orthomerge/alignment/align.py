@@ -1,7 +1,4 @@
-"""New heads for a model from features of the same inputs under its encoder and under its experts' encoders.
-
-A new head is saved in the dtype of the head that it replaces, and what is scored is what is saved.
-"""
+"""Fit new heads to a model, from features of the same inputs under its encoder and its experts' encoders."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
 _ROWS = 256  # inputs on which rounding is measured
-_MOST_GAP = 1e-5  # between logits in float32, as a share of the largest
+_MOST_GAP = 1e-5  # largest change of float32 logits by rounding, as a share of the largest logit
 
 
 def align(
@@ -53,21 +50,21 @@ def align(
 ) -> Model:
     """Fit each task's head to the encoder from its expert's outputs on the same inputs; labels are not used.
 
-    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`: those that the
-    model was made from; else they are opened again, where `experts` and `base` say they are now. `split`: "test" makes
-    whatever is measured there transductive. `limit`: at most N inputs per task, drawn by `seed`.
+    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`, `base`:
+    opened experts, or their present paths; by default the recorded ones. `split`: with "test", scores on these inputs
+    are transductive. `limit`: most inputs per task, drawn by `seed`.
     """
     model, folder = resolve(model)
     data = sources_of(data, model.tasks)
     if split not in ("train", "val", "test"):
         raise RecipeError(f"'split' must be train, val or test, got {split!r}")
     if "alignment" in model.origin.facts:
-        by = model.origin.facts["alignment"]["aligner"]
-        raise RecipeError(f"this model has been aligned already, by {by!r}; align the merge that it was made from")
+        earlier = model.origin.facts["alignment"]["aligner"]
+        raise RecipeError(f"this model has been aligned already, by {earlier!r}; align the merge that it was made from")
     if not model.family.encoder_class:
         raise RecipeError(
-            "this model is of a module of your own, which cannot be built here; make the features yourself, "
-            "and give them to an aligner of orthomerge.alignment.aligners"
+            "this model is of a module of your own, which cannot be built here; compute its features yourself, "
+            "and pass them to an aligner of orthomerge.alignment.aligners"
         )
     for task in data:
         model.head(task)
@@ -75,21 +72,21 @@ def align(
     tasks = unlabelled_tasks(data, model.labels, model.family.modality, split=split, limit=limit, seed=seed)
     if not isinstance(experts, Experts):
         experts = reopen_experts(model, folder=folder, base=base, experts=experts, tasks=tuple(data))
-    inputs, how = {name: task[split] for name, task in tasks.items()}, encoding or Encoding()
+    inputs, encoding = {name: task[split] for name, task in tasks.items()}, encoding or Encoding()
     merged = {}
     for task, examples in inputs.items():  # merged features first, so that the merged encoder is computed once
         progress.stage(f"encoding {task}", None)
-        merged[task] = encode(model, examples, task=task, how=how)
+        merged[task] = encode(model, examples, task=task, how=encoding)
     heads, facts = dict(model.heads), {}
     for task, examples in inputs.items():
         progress.stage(f"aligning {task} by {aligner}", None)
         own = _own_head(model, experts, task)
-        expert = encode(experts.teacher(task), examples, task=task, head=own, how=how)
+        expert = encode(experts.teacher(task), examples, task=task, head=own, how=encoding)
         with fixed_threads(1):  # sums of several threads depend on their number
             alignment = chosen.fit(FeaturePair(merged[task], expert), own)
         heads[task], results = as_saved(task, alignment, head_of(model.heads[task]), merged[task].values)
         facts[task] = {"inputs": len(examples), "data": f"sha256:{examples.digest()}", **results}
-    about = {
+    record = {
         "orthomerge": VERSION,
         "aligner": aligner,
         "seed": seed,
@@ -100,7 +97,9 @@ def align(
         "tasks": facts,
         "versions": versions(),
     }
-    kept = {name: value for name, value in model.origin.facts.items() if name != "evaluation"}  # of the old heads
+    kept = {
+        name: value for name, value in model.origin.facts.items() if name != "evaluation"
+    }  # scores of the old heads
     notes = [
         f"no data of {task!r} was given to align it with; its head is as it was merged"
         for task in model.tasks
@@ -108,17 +107,17 @@ def align(
     ]
     origin = replace(
         model.origin,
-        facts={**kept, "notes": [*kept.get("notes", ()), *notes], "alignment": about},
+        facts={**kept, "notes": [*kept.get("notes", ()), *notes], "alignment": record},
         inputs={**model.origin.inputs, **{task: short_hashes(examples) for task, examples in inputs.items()}},
     )
     return model.with_heads(heads, origin)
 
 
 def _own_head(model: Model, experts: Experts, task: str) -> Head:
-    """The expert's own head, with the model's labels."""
+    """Return the expert's head with the model's labels, and refuse one with other labels."""
     head, here = experts.heads[task], head_of(model.heads[task])
-    numbered = tuple(f"LABEL_{number}" for number in range(len(head.labels)))
-    if head.labels not in (here.labels, numbered) or len(head.labels) != len(here.labels):
+    default = tuple(f"LABEL_{number}" for number in range(len(head.labels)))
+    if head.labels not in (here.labels, default) or len(head.labels) != len(here.labels):
         raise IncompatibleError(
             f"the expert of {task!r} has other labels than the model, or another order; "
             "give the expert that was merged, with the same 'labels'"
@@ -127,15 +126,14 @@ def _own_head(model: Model, experts: Experts, task: str) -> Head:
 
 
 def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -> tuple[Head | Extra, dict[str, Any]]:
-    """The classifier in the dtype of `old`, and facts about it. `sample`: merged features [n, d].
-
-    The fact `rounding` is the change of the logits where that dtype is half precision.
-    """
+    """Cast a classifier to the dtype of `old`, and return it with its facts; `sample`: merged features [n, d]."""
     exact = _checked(task, alignment.classifier, old)
     dtype = old.output.weight.dtype
     rounded = _cast(exact, dtype)
     if _specs(head_of(rounded)) != _specs(old):
-        raise IncompatibleError(f"the aligned head of {task!r} has not the shapes and dtypes of the one that was there")
+        raise IncompatibleError(
+            f"the aligned head of {task!r} must have the shapes and dtypes of the head that it replaces"
+        )
     narrow = dtype not in (torch.float32, torch.float64)
     gap = _gap(exact, rounded, sample[:_ROWS].double())
     if not narrow and not gap <= _MOST_GAP:
@@ -153,7 +151,6 @@ def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -
 
 
 def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
-    """The same classifier on the CPU in another dtype."""
     head = head_of(classifier).to("cpu", dtype)
     if isinstance(classifier, Head):
         return head
@@ -162,7 +159,7 @@ def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
 
 
 def _checked(task: str, classifier: Classifier, old: Head) -> Head | Extra:
-    """The classifier reading the encoder as the old head does, if it can be saved."""
+    """Return the classifier with the pooling of the old head, and refuse one that cannot be saved."""
     if classifier.labels != old.labels:
         raise IncompatibleError(f"the aligned classifier of {task!r} has other labels than the head it replaces")
     if isinstance(classifier, Head):
@@ -181,7 +178,7 @@ def _specs(head: Head) -> dict[str, tuple[Any, ...]]:
 
 
 def _gap(one: Head | Extra, other: Head | Extra, sample: torch.Tensor) -> float:
-    """The largest difference between logits, as a share of the largest logit; computed in float64."""
-    ours, theirs = (_cast(each, torch.float64)(sample) for each in (one, other))
-    largest = ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return float((ours - theirs).abs().max() / largest)
+    """Largest difference between logits in float64, as a share of the largest logit."""
+    logits, rounded = (_cast(classifier, torch.float64)(sample) for classifier in (one, other))
+    largest = logits.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    return float((logits - rounded).abs().max() / largest)

@@ -1,18 +1,17 @@
-"""The expert's head, fitted to merged features by Adam until its outputs are the expert's.
+"""Fit the expert's head to merged features by Adam, so that its outputs become the expert's.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier), Eq. 8, and
 its third version, MOMA, Eq. 12; arXiv 2412.13526. From W' = W, b' = b and on unlabelled inputs x, Adam minimises
 
     mean over x of KL(softmax(teacher(x)) || softmax(head'(g(x; theta_m)))).
 
-All parameters of the head are trained, those of a hidden layer too. Adam's steps are absolute, so what is trained is
-the same head in other coordinates, U = W / s and c = b + W m with logits U (s (f - m)) + c, and folded back:
+All parameters of the head are trained. Adam's steps do not depend on the scale of the parameters, so the head is
+trained in other coordinates, U = W / s and c = b + W m with logits U (s (f - m)) + c, and folded back:
 
 - `paper`: m = 0, s = 1; for heads that normalise (CLIP, whose weight holds the factor 100) s is the mean norm of W's
   rows, so that U is the unit-norm head of the text tower.
-- `tuned`: m = the mean of the head's inputs (0 without a bias), and s such that what is left has norm 20 (root mean
-  square). The result does not depend on the features' unit, nor, with a bias, on their origin, and it converges:
-  features share a large mean, along which Adam would need many steps.
+- `tuned`: m = the mean of the head's inputs (0 without a bias), and s such that the centred inputs have norm 20
+  (root mean square). The result does not depend on the features' scale, nor, with a bias, on their mean.
 
 Letters: f [n, d] merged features, normalised where the head does so; m [d]; W, U [C, d]; b, c [C]; teacher [n, C].
 Differs from the paper: `paper` is the authors' code for BERT (5 epochs, lr 5e-4, one input per step) without the
@@ -40,7 +39,7 @@ from orthomerge.models.heads import Head
 
 Recipe = Literal["paper", "tuned"]
 
-_NORM = 20.0  # of the inputs, in the coordinates of the tuned recipe
+_NORM = 20.0  # root mean square of the inputs in the coordinates of `tuned`
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "paper": {"epochs": 5, "lr": 5e-4, "batch": 1, "most": None, "decay": False},
     "tuned": {"epochs": 60, "lr": 5e-3, "batch": 64, "most": 3000, "decay": True},
@@ -49,7 +48,7 @@ _RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class AlignedC:
-    """`recipe` sets everything; `epochs`, `lr`, `batch` and `most` (steps) override it where they are given."""
+    """`recipe` sets everything; `epochs`, `lr`, `batch` and `most` (steps) override it if they are set."""
 
     recipe: Recipe = "tuned"
     epochs: int | None = None
@@ -66,9 +65,9 @@ class AlignedC:
         self.descent(1)
 
     def descent(self, count: int) -> Descent:
-        """Adam for `count` inputs: the recipe with what was overridden."""
-        given = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
-        options = {**_RECIPES[self.recipe], **{name: value for name, value in given.items() if value is not None}}
+        """Adam for `count` inputs, with the recipe's options unless they are overridden."""
+        own = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
+        options = {**_RECIPES[self.recipe], **{name: value for name, value in own.items() if value is not None}}
         steps = options["epochs"] * math.ceil(count / options["batch"])
         if options["most"] is not None:
             steps = min(steps, options["most"])
@@ -78,12 +77,12 @@ class AlignedC:
         """Facts: the mean divergence from the expert's outputs under the old head and the new."""
         problem = Problem.of(pair, head)
         aligned = self.distil(pair.merged.values, problem.Z, head, task=problem.task)
-        before, after = (problem.divergence(logits_from(each, problem.H)) for each in (head, aligned))
+        before, after = (problem.divergence(logits_from(reader, problem.H)) for reader in (head, aligned))
         steps = self.descent(len(problem.H)).steps
         return Alignment(aligned, {"loss_before": before, "loss": after, "steps": steps})
 
     def distil(self, features: torch.Tensor, teacher: torch.Tensor, head: Head, *, task: str) -> Head:
-        """The head fitted to merged features [n, d] and the expert's logits [n, C] on the same inputs."""
+        """Fit the head to merged features [n, d] and the expert's logits [n, C] of the same inputs."""
         values = features.float()
         inputs = normalize(values, dim=-1) if head.normalise else values
         m, s = self._coordinates(head, inputs)
@@ -115,24 +114,21 @@ class AlignedC:
         if first.bias is not None and len(f) > 1:
             m = f.mean(0)
         norm = float((f - m).square().sum(1).mean().sqrt())
-        # Inputs that are all the same (to rounding) have no scale.
+        # Equal inputs (to rounding) have no scale.
         return m, _NORM / norm if norm > 1e-6 * float(f.norm(dim=1).max()) else 1.0
 
 
 def _gradients(head: Head, inputs: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-    """Gradients of the mean divergence from `target` [B, C] (probabilities) in `head.tensors()`, in their order.
-
-    Those of the output layer are written out: dKL/dlogits = p - target.
-    """
-    seen, hidden = inputs, list[torch.Tensor]()
+    """Gradients of the mean KL from `target` [B, C] (probabilities) in `head.tensors()`; dKL/dlogits = p - target."""
+    features, hidden = inputs, list[torch.Tensor]()
     if head.hidden is not None and head.activation is not None:
         hidden = [tensor.requires_grad_() for tensor in (head.hidden.weight, head.hidden.bias) if tensor is not None]
-        seen = getattr(torch.nn.functional, head.activation)(head.hidden(inputs))
+        features = getattr(torch.nn.functional, head.activation)(head.hidden(inputs))
     with torch.no_grad():
-        error = head.output(seen).softmax(1).sub_(target).div_(len(inputs))
-        gradients = [error.T @ seen]
+        error = head.output(features).softmax(1).sub_(target).div_(len(inputs))
+        gradients = [error.T @ features]
         if head.output.bias is not None:
             gradients.append(error.sum(0))
     if hidden:
-        gradients += torch.autograd.grad(seen, hidden, error @ head.output.weight)
+        gradients += torch.autograd.grad(features, hidden, error @ head.output.weight)
     return gradients

@@ -1,4 +1,4 @@
-"""What an aligner is, and the table of aligners, written by hand.
+"""Interface of aligners, and the hand-written table of them.
 
 An aligner compares features of the same unlabelled inputs from two encoders and returns a classifier. A `Head` takes
 the place of the expert's; other classifiers have parameters of their own, which are counted and stored beside the
@@ -34,7 +34,7 @@ class Alignment:
 
 
 class Aligner(Protocol):
-    """One small class per method; its fields are its options. `head` is the expert's own, never changed."""
+    """An object whose fields are its options; `fit` must not change `head`, which is the expert's."""
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment: ...
 
@@ -88,21 +88,20 @@ ALIGNERS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 @cache
 def aligners() -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins."""
+    """Built-in rows, then those of installed plug-ins."""
     return with_plugins(ALIGNERS, Row, group="orthomerge.aligners")
 
 
 def find_aligner(name: str) -> Row:
-    """The row of an aligner; an unknown name offers the nearest. Plug-ins, which take time to find, come last."""
+    """Return the row of an aligner. Plug-ins, which take time to find, are searched last."""
     return ALIGNERS.get(name) or find_row(aligners(), name, what="aligner")
 
 
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:
-    """An aligner with its options, strictly checked."""
     return cast("Aligner", instance_of(find_aligner(name), options or {}, what="aligner"))
 
 
 def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int) -> Aligner:
-    """An aligner with its options; one that draws at random gets the seed, unless its options have one."""
-    drawn = {"seed": seed} if "seed" in schema(maker_of(find_aligner(name))) else {}
-    return make_aligner(name, {**drawn, **options})
+    """Build an aligner; if it has a seed that `options` do not set, it is `seed`."""
+    default = {"seed": seed} if "seed" in schema(maker_of(find_aligner(name))) else {}
+    return make_aligner(name, {**default, **options})

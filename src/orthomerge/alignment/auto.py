@@ -1,15 +1,15 @@
-"""The default aligner: ridge, kl-map or the mean of both, chosen on held-out inputs, or no change.
+"""Default aligner: ridge, kl-map or the mean of both, chosen on held-out inputs, or no change.
 
 - Fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
-  are too unequal for least squares, and cross-validation is too noisy to choose by.
-- More: `ridge` and `kl-map`, their strengths by cross-validation, and the head halfway between them, which is mostly
-  better than both. It is taken unless held-out inputs, at least `few` per class, favour one alone by more than a
-  standard error of the KL: all three are fitted without the same inputs, 500 of them or, in folds, all.
+  are too unequal for least squares, and cross-validation on them is too noisy.
+- More: the mean of the heads by `ridge` and `kl-map`, their strengths by cross-validation. One alone is taken if there
+  are `few` inputs per class and its held-out KL is better by more than a standard error. 500 inputs are held out or, in
+  folds, all.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or the squared error of the logits. With too few inputs for least squares the head is left unchanged only if the loss
-rises by more than two standard errors; with fewer than two per class no loss is compared, because no fit without a
-held-out input has seen its class. One input alone changes nothing.
+rises by more than two standard errors. With fewer than two per class losses are not compared, because a fit without the
+held-out input has no other of its class. With one input the head is left unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Head
 
 _DOUBT = 2.0  # standard errors
-_PAIR = 2.0  # inputs per class from which a held-out one leaves another of its class behind
+_PAIR = 2.0  # inputs per class from which losses are compared
 _MEAN = "mean of ridge and kl-map"
 
 
@@ -60,9 +60,9 @@ class Auto(Solved):
         return _judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
     def _best(self, problem: Problem, kl: KlProblem, *, choose: bool) -> Alignment:
-        """The alignment with the least held-out divergence; in doubt, or without a choice, the mean of both."""
+        """Return the alignment with the least held-out divergence; the mean of both in doubt, or if not `choose`."""
         chosen = kl.chosen()
-        losses = dict(zip(("none", "kl-map", "ridge", _MEAN), kl.rivals(chosen), strict=True))
+        losses = dict(zip(("none", "kl-map", "ridge", _MEAN), kl.candidate_losses(chosen), strict=True))
         taken = _MEAN
         for alone in ("kl-map", "ridge") if choose else ():
             ahead, error = _mean_and_error(losses[_MEAN] - losses[alone])
@@ -70,7 +70,7 @@ class Auto(Solved):
                 taken = alone
         solved = self._solved(problem, taken, chosen)
         lower = float((losses[taken] - losses["none"]).mean()) < 0
-        # A finite strength of ridge: leave-one-out says that least squares lowers its own loss.
+        # A finite strength of ridge means that least squares lowers its leave-one-out error.
         kept = (lower or not math.isinf(problem.strength)) and solved.facts.get("strength") != math.inf
         return _judged(problem, solved, taken, kept=kept)
 
@@ -82,13 +82,11 @@ class Auto(Solved):
 
 
 def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
-    """Mean and standard error of differences [n] between losses of the same inputs."""
     return float(differences.mean()), float(differences.std()) / math.sqrt(len(differences))
 
 
 def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
-    """The head whose first map is the mean of two."""
-    one, other = (first_map(cast("Head", each.classifier)) for each in (ridge, kl))
+    one, other = (first_map(cast("Head", alignment.classifier)) for alignment in (ridge, kl))
     weight = (one.weight.double() + other.weight.double()) / 2
     bias = None if one.bias is None or other.bias is None else (one.bias.double() + other.bias.double()) / 2
     head = with_first_map(problem.head, weight, bias, task=problem.task)

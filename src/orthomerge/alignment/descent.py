@@ -1,7 +1,4 @@
-"""Adam over batches of inputs, in float32, reproducible by its seed.
-
-Aligners compute their gradients themselves: most are a few lines of algebra, and autograd takes three times as long.
-"""
+"""Adam over batches of inputs in float32, reproducible by its seed; gradients in closed form, faster than autograd."""
 
 from __future__ import annotations
 
@@ -46,9 +43,9 @@ class Descent:
         name: str,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Change `parameters` in place; `gradients(rows)` are theirs on the rows [b] of a batch of `count` inputs.
+        """Train `parameters` in place; `gradients(rows)` are theirs on a batch, the row numbers [b] of `count` inputs.
 
-        `name`: what is trained, for messages. `generator`: for the order of the inputs, one of the seed by default.
+        `name`: for messages. `generator`: for the order of the inputs, by default seeded with `seed`.
         """
         states = [Adam(parameter) for parameter in parameters]
         generator = generator or torch.Generator().manual_seed(self.seed)
@@ -56,7 +53,7 @@ class Descent:
             lr = self.lr * rate_share(step, self.steps) if self.decay else self.lr
             for state, parameter, gradient in zip(states, parameters, gradients(rows), strict=True):
                 state.step(parameter, gradient, lr)
-        # Once is enough: Adam's means never come back from a gradient that is not finite.
+        # One check suffices: Adam's means stay non-finite after a gradient that is.
         require_finite(parameters, name=name)
 
     def _batches(self, count: int, generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
@@ -72,6 +69,5 @@ class Descent:
 
 
 def require_finite(tensors: Iterable[torch.Tensor], *, name: str) -> None:
-    """Refuse what diverged."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-        raise NumericalError(f"{name}: it is no longer finite; lower 'lr', or look at the scale of features and head")
+        raise NumericalError(f"{name}: it is no longer finite; lower 'lr', or check the scale of features and head")

@@ -23,18 +23,18 @@ from orthomerge.models.heads import Head, Linear
 
 
 def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:
-    """What the head's first linear map sees of features, in float64."""
+    """Input of the head's first linear map for features, in float64."""
     values = values.double()
     return normalize(values, dim=-1) if head.normalise else values
 
 
 def first_map(head: Head) -> Linear:
-    """The linear map that reads features."""
+    """Linear map that reads the features."""
     return head.hidden or head.output
 
 
 def with_first_map(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, *, task: str) -> Head:
-    """The head with another first linear map, of the same shape and dtype."""
+    """Replace the head's first linear map by one of the same shape, in the same dtype."""
     old = first_map(head)
     if (bias is None) != (old.bias is None) or weight.shape != old.weight.shape:
         raise IncompatibleError(f"the aligned head of {task!r} would not have the shape of the expert's")
@@ -45,7 +45,7 @@ def with_first_map(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, 
 
 
 def folded(head: Head, A: torch.Tensor, shift: torch.Tensor | None = None, *, task: str) -> Head:
-    """The head that reads x as `head` reads A x + shift. A [d, d]; a shift needs a bias."""
+    """Fold x -> A x + shift into a head; A [d, d], and a shift needs a bias."""
     old = first_map(head)
     W = old.weight.double()
     bias = None if old.bias is None else old.bias.double()
@@ -57,18 +57,18 @@ def folded(head: Head, A: torch.Tensor, shift: torch.Tensor | None = None, *, ta
 
 
 def centred_rows(head: Head) -> torch.Tensor:
-    """W [m, d] in float64; of an output layer without what is common to all classes, which softmax does not see."""
+    """W [m, d] in float64; of an output layer minus its mean over classes, which softmax ignores."""
     W = first_map(head).weight.double()
     return W if head.hidden is not None else W - W.mean(0)
 
 
 def logits_from(head: Head, inputs: torch.Tensor) -> torch.Tensor:
-    """Logits from what the head's first map reads, in float64 if that is."""
+    """Logits from the input of the head's first map, in its dtype."""
     return logits_after(head, first_map(head)(inputs))
 
 
 def logits_after(head: Head, values: torch.Tensor) -> torch.Tensor:
-    """Logits from what the head's first map gives."""
+    """Logits from the output of the head's first map."""
     if head.hidden is None or head.activation is None:
         return values
     return head.output(getattr(torch.nn.functional, head.activation)(values))

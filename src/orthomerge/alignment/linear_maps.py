@@ -1,15 +1,14 @@
-"""Linear maps of the features in closed form: the transforms of MOMA's Table 1 but for rotations, and ridge.
+"""Linear maps of the features in closed form: the transforms of MOMA's Table 1 except rotations, and ridge.
 
 `linear`, `invertible` and `affine` are least squares from merged to expert features, shrunk towards the identity;
 `ridge` fits the head to the expert's logits, shrunk towards the expert's head: the posterior mean of a Bayesian linear
-regression. All are one ridge regression, and `ridge` is `affine` but for what is common to all
-classes. A head with a hidden layer is fitted at its first map. `scaling` gives every feature a factor of its own.
+regression. All are one ridge regression; `ridge` is `affine` without changes common to all classes. A head with a
+hidden layer is fitted at its first map. `scaling` multiplies every feature by a factor.
 
-Every linear map can be folded, not only the orthogonal ones of MOMA (arXiv 2412.13526 v3), so these cost as little.
-Differs from the paper: the least squares loss, for which there is a closed form; a prior, without which fewer inputs
-than features would fit anything.
+Differs from the paper (MOMA, arXiv 2412.13526 v3): the least squares loss, which has a closed form, and a prior,
+without which fewer inputs than features would be overfitted.
 
-Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; W [m, d] its first linear map.
+Letters: H, T [n, d] the head's inputs from the merged encoder and from the expert; W [m, d] its first linear map.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from orthomerge.core.errors import RecipeError
 
 @dataclass(frozen=True)
 class Affine(Solved):
-    """Any affine map; a head without a bias cannot take up the shift, and gets the linear map.
+    """Any affine map; for a head without a bias, the linear map.
 
     `strength` of the pull to no change: 0 for plain least squares, auto for leave-one-out.
     """
@@ -45,17 +44,16 @@ class Affine(Solved):
         return Alignment(problem.changed(spectrum.change(self.residual(problem), strength)), {"strength": strength})
 
     def chosen(self, problem: Problem) -> float:
-        """The strength."""
         return problem.strength if self.strength == "auto" else self.strength
 
     def residual(self, problem: Problem) -> torch.Tensor:
-        """What the head's first map sees of T - H, [n, m]."""
+        """Targets of the regression: T - H under the head's first map, [n, m]."""
         return (problem.T - problem.H) @ first_map(problem.head).weight.double().T
 
 
 @dataclass(frozen=True)
 class Ridge(Affine):
-    """The head by least squares to the expert's logits; what is common to all classes stays as it is.
+    """Least squares fit of the head to the expert's logits, without changes common to all classes.
 
     `strength` of the pull to the expert's head: 0 for plain least squares, auto for leave-one-out.
     """
@@ -76,10 +74,9 @@ class Linear(Affine):
 
 @dataclass(frozen=True)
 class Invertible(Linear):
-    """Any invertible linear map: the best linear map, unless that one is singular.
+    """Any invertible linear map: the best linear map with its singular values bounded below.
 
-    `strength`: as of `linear`; `floor`: the smallest singular value, as a share of the largest. Smaller ones are
-    lifted to it.
+    `strength`: as of `linear`; `floor`: the smallest singular value, as a share of the largest.
     """
 
     floor: float = 1e-6
@@ -98,7 +95,7 @@ class Invertible(Linear):
 
 
 def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
-    """A with no singular value below `floor` of the largest, and its condition number."""
+    """Raise singular values of A to `floor` of the largest, and return it with its condition number."""
     U, s, Vt = torch.linalg.svd(A)
     if s[-1] < floor * s[0]:
         s = s.clamp_min(floor * float(s[0]))
@@ -108,7 +105,7 @@ def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
 
 @dataclass(frozen=True)
 class Scaling(Solved):
-    """Every feature times a number of its own; `prior`: how many inputs the prior at 1 counts for.
+    """Factor per feature; `prior`: weight of the prior at 1, as a number of inputs.
 
     a_j = (S_jj + p_j) / (C_jj + p_j) minimises sum (a_j h_j - t_j)^2 + p_j (a_j - 1)^2 with C = sum h h^T, S = sum t
     h^T and p_j = prior tr(C) / (n d).

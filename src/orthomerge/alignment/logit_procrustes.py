@@ -1,4 +1,4 @@
-"""The orthogonal map whose *logits* are nearest to the expert's, where plain Procrustes compares features.
+"""Orthogonal map whose *logits* are nearest to the expert's; Procrustes compares features instead.
 
 W A with A orthogonal can be any matrix with the Gram matrix of W: W' = K Q with K = (W W^T)^1/2 [m, m] and Q [m, d]
 with orthonormal rows (on the range of K). Minimise over Q
@@ -9,10 +9,10 @@ by majorisation: with L = lambda_max(C), or a bound of it, here ||C^2||_F^1/2, e
 
     Q <- polar(K^2 (L Q - Q C) + K W S + kappa s K^2 Q_0)
 
-lowers it, because tr(K^2 Q Q^T) is the same for all Q. Steps start ahead of where the last one ended, as in Nesterov
-1983; one that leads up is taken back. Strength of the prior and start are those of the plain map (`rigid`).
+lowers it, because tr(K^2 Q Q^T) is the same for all Q. Steps are accelerated as in Nesterov 1983; one that
+raises the objective is repeated without. Strength of the prior and start are those of the plain map (`rigid`).
 
-Letters: x, t what the head reads of merged and expert encoder; C = sum x x^T, S = sum t x^T [d, d], s = tr(C) / d; W
+Letters: x, t the head's inputs from merged and expert encoder; C = sum x x^T, S = sum t x^T [d, d], s = tr(C) / d; W
 [m, d] the head's first linear map, Q_0 the polar factor of W.
 """
 
@@ -29,7 +29,7 @@ from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.problem import Problem, Solved, check_strength
 from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
 
-_SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
+_TOLERANCE = 1e-5  # share of the whole decrease below whose decrease the descent ends
 _SMALL = 1e-12  # share of the objective that is rounding
 
 
@@ -52,7 +52,7 @@ class LogitProcrustes(Solved):
             C, S = H.T @ H, T.T @ H
             weight, steps = descend(weight, weight @ start.A, C, S, start.kappa, steps=self.steps, task=problem.task)
         bias = first.bias
-        if bias is not None:  # moves the means onto each other, times the chosen share
+        if bias is not None:  # the chosen share of the shift between the means
             shift = first.weight.double() @ problem.T.mean(0) - weight @ problem.H.mean(0)
             bias = bias.double() + start.share * shift
         head = with_first_map(problem.head, weight, bias, task=problem.task)
@@ -67,11 +67,11 @@ def descend(
     kappa: float,
     *,
     steps: int,
-    settled: float = _SETTLED,
+    tolerance: float = _TOLERANCE,
     task: str = "",
 ) -> tuple[torch.Tensor, int]:
-    """W' [m, d] with W' W'^T = W W^T, from `start`, and the number of iterations; `task` is for messages."""
-    if float(C.trace()) <= 0:  # every W' is as good: stay
+    """Return W' [m, d] with W' W'^T = W W^T, from `start`, and the number of iterations; `task` is for messages."""
+    if float(C.trace()) <= 0:  # every W' has the same objective
         return start, 0
     values, vectors = torch.linalg.eigh(W @ W.T)
     kept = values > 1e-10 * values[-1]
@@ -81,14 +81,14 @@ def descend(
     pull, Q = root * (rows.T @ (W @ S)) + kappa * s * root * (rows.T @ W), rows.T @ start / root
     kL = k * float(torch.linalg.matrix_norm(C @ C)) ** 0.5
 
-    def reached(Q: torch.Tensor) -> _Point:
+    def point_at(Q: torch.Tensor) -> _Point:
         QC = Q @ C
         return _Point(Q, QC, float(((k * QC - 2 * pull) * Q).sum()))
 
     def step(point: _Point) -> _Point:
-        return reached(polar_factor(kL * point.Q - k * point.QC + pull, task=task))
+        return point_at(polar_factor(kL * point.Q - k * point.QC + pull, task=task))
 
-    at = first = reached(Q)
+    at = first = point_at(Q)
     ahead, pace, done = at, 1.0, 0
     while done < steps:
         done += 1
@@ -96,9 +96,9 @@ def descend(
         if new.value > at.value and ahead is not at:
             new, pace = step(at), 1.0
         faster = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
-        ahead, pace = reached(torch.lerp(at.Q, new.Q, 1 + (pace - 1) / faster)), faster
+        ahead, pace = point_at(torch.lerp(at.Q, new.Q, 1 + (pace - 1) / faster)), faster
         fall, at = at.value - new.value, new
-        if fall <= settled * max(first.value - at.value, _SMALL * abs(at.value)):
+        if fall <= tolerance * max(first.value - at.value, _SMALL * abs(at.value)):
             break
     return rows @ (root * at.Q), done
 

@@ -2,16 +2,15 @@
 
     minimise over G    sum_i KL(q_i || softmax(logits(b_i + G x_i)))  +  lambda / 2 ||G||^2
 
-Steps solve (B + lambda I) d = -gradient by conjugate gradients, roughly, where B is the Gauss-Newton matrix: the
-Hessian itself for a head of one layer and never indefinite for one with a hidden layer. They are halved until the
-objective falls by a fair share of what was promised.
+Steps solve (B + lambda I) d = -gradient roughly, by conjugate gradients, where B is the Gauss-Newton matrix: for a head
+of one layer the Hessian. They are halved until the objective decreases sufficiently (Armijo).
 
 Curvature differs widely between inputs and classes, so gradients are preconditioned class by class (or hidden unit by
 hidden unit): the `_PAIRS` largest curvatures w_ij of input i at class j count with their input, M_j = diag(D_j) +
 sum_i w_ij x_i x_i^T, and the others along the axes of the basis alone, D_j = lambda + sum of what is left of w_j times
 the mean square of x along each axis.
 
-Letters: X [n, r] inputs x_i, b [n, m] what the head's first map gives for them, q [n, C] the expert's probabilities, G
+Letters: X [n, r] inputs x_i, b [n, m] the outputs of the head's first map, q [n, C] the expert's probabilities, G
 [m, r]; p [n, C] the head's probabilities, a [n, m] slopes of its activation, w [n, m].
 """
 
@@ -26,21 +25,21 @@ from torch.nn.functional import log_softmax
 from orthomerge.alignment.folding import logits_after
 from orthomerge.models.heads import Head
 
-_PAIRS = 4  # an input
+_PAIRS = 4  # per input
 _FAINT = 1e-7  # curvatures below this are never counted with their input
 _INNER = 0.3  # share of the gradient, in the preconditioner's norm, that a step may leave
 _MOST = 500  # inner iterations
-_STALE = 15  # inner iterations from which the next step gets a preconditioner of its own
-_NOTHING = 1e-14  # of divergence an input: rounding
+_STALE = 15  # inner iterations above which the next step computes a new preconditioner
+_NOTHING = 1e-14  # divergence per input that is rounding
 _ROOM = 1 << 28  # numbers that a GPU's preconditioner may hold
-_CLASSES = 16  # whose blocks are made at once there
+_CLASSES = 16  # classes whose blocks it inverts at once
 
 _Preconditioner = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """G where the method ended, and the objective there; `converged`: by its tolerance; `steps` that it took."""
+    """G and the objective at the end of the method, whether it converged, and its number of steps."""
 
     G: torch.Tensor
     value: float
@@ -50,7 +49,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs X, what the first map gives for them, and `target`: the logarithms of q."""
+    """Inputs X, the first map's outputs b for them (`base`), and log q (`target`)."""
 
     X: torch.Tensor
     base: torch.Tensor
@@ -61,34 +60,33 @@ class Rows:
         return Rows(self.X[rows], self.base[rows], self.target[rows], self.head)
 
     def through(self, basis: torch.Tensor) -> Rows:
-        """The same in another basis [r, k] of the inputs."""
+        """Change to another basis [r, k] of the inputs."""
         return Rows(self.X @ basis, self.base, self.target, self.head)
 
     def divergence(self, G: torch.Tensor) -> torch.Tensor:
         """KL [n] from the expert's outputs."""
         return self._divergence(self.base + self.X @ G.T)
 
-    def nearest(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
-        """The start with the least objective."""
+    def best(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
         return min(starts, key=lambda G: self._value(self.base + self.X @ G.T, G, prior))
 
     def expanded(self, prior: float, start: torch.Tensor) -> torch.Tensor:
-        """The minimum, roughly, of the objective's expansion at the expert's own outputs; for a head of one layer."""
+        """Minimise roughly the objective's expansion at the expert's outputs, for a head of one layer."""
         local = _Local(self, self.target, prior)
         gap = self.base + self.X @ start.T - self.target
-        gradient = local.bent(gap).T @ self.X + prior * start
+        gradient = local.hessian_times(gap).T @ self.X + prior * start
         return start + _conjugate(local.times, local.preconditioner(), gradient, share=_INNER / 3)[0]
 
     def minimised(self, prior: float, start: torch.Tensor, *, tolerance: float, steps: int) -> Fit:
-        """The minimum, to a step that promises less than a share `tolerance` of the objective."""
-        # Softmax does not see what is common to all classes, and the best change has none of it.
+        """Minimise until the predicted decrease of a step is below a share `tolerance` of the objective."""
+        # Softmax ignores changes common to all classes, and the minimum has none.
         G = start if self.head.hidden is not None else start - start.mean(0)
         first = self.base + self.X @ G.T
         value, q = self._value(first, G, prior), self.target.exp()
         solve: _Preconditioner | None = None
         for done in range(steps):
             local = _Local(self, first, prior)
-            gradient = local.pulled(local.p - q).T @ self.X + prior * G
+            gradient = local.backpropagated(local.p - q).T @ self.X + prior * G
             solve = solve or local.preconditioner()
             d, iterations = _conjugate(local.times, solve, gradient)
             promised = -float((gradient * d).sum())
@@ -116,7 +114,7 @@ class Rows:
 
 
 class _Local:
-    """The objective's curvature at one point."""
+    """Curvature of the objective at one point."""
 
     def __init__(self, rows: Rows, first: torch.Tensor, prior: float) -> None:
         self._rows, self._prior = rows, prior
@@ -129,8 +127,8 @@ class _Local:
             (self._slopes,) = torch.autograd.grad(values.sum(), at)
             self._output = head.output.weight.double()
 
-    def pulled(self, error: torch.Tensor) -> torch.Tensor:
-        """From logits [n, C] back to what the first map gives [n, m]."""
+    def backpropagated(self, error: torch.Tensor) -> torch.Tensor:
+        """Gradient in the first map's outputs [n, m] from that in the logits [n, C]."""
         return error if self._slopes is None else error @ self._output * self._slopes
 
     def times(self, v: torch.Tensor) -> torch.Tensor:
@@ -138,22 +136,22 @@ class _Local:
         z = (v @ self._rows.X.T).T
         if self._slopes is not None:
             z = (z * self._slopes) @ self._output.T
-        return torch.addmm(v, self.pulled(self.bent(z)).T, self._rows.X, beta=self._prior)
+        return torch.addmm(v, self.backpropagated(self.hessian_times(z)).T, self._rows.X, beta=self._prior)
 
-    def bent(self, z: torch.Tensor) -> torch.Tensor:
-        """The divergence's curvature times a change of logits [n, C]."""
+    def hessian_times(self, z: torch.Tensor) -> torch.Tensor:
+        """Hessian of the divergence in the logits, times z [n, C]."""
         z = self.p * z
         return z.sub_(self.p * z.sum(1, keepdim=True))
 
     def curvatures(self) -> torch.Tensor:
-        """W [n, m]."""
+        """Curvatures w [n, m]."""
         if self._slopes is None:
             return self.p - self.p.square()
         spread = self.p @ self._output.square() - (self.p @ self._output).square()
         return spread.clamp_min(0) * self._slopes.square()
 
     def preconditioner(self) -> _Preconditioner:
-        """The map from gradients [m, r] to their products with the inverses of M_j."""
+        """Function that multiplies gradients [m, r] by the inverses of M_j."""
         X, w, most = self._rows.X, self.curvatures(), _PAIRS * len(self._rows.X)
         counted = w > (max(_FAINT, float(w.flatten().topk(most).values[-1])) if w.numel() > most else _FAINT)
         left = torch.where(counted, 0.0, w).sum(0)
@@ -166,21 +164,18 @@ class _Local:
         def solve(gradient: torch.Tensor) -> torch.Tensor:
             scaled = gradient / D
             for (L, whole), row in zip(blocks, scaled, strict=True):
-                seen = torch.mv(L, row)
+                product = torch.mv(L, row)
                 if whole:
-                    row.copy_(seen)
+                    row.copy_(product)
                 else:
-                    row.sub_(torch.mv(L.T, seen))
+                    row.sub_(torch.mv(L.T, product))
             scaled /= D
-            return self._free(scaled)
+            return self._centred(scaled)
 
         return solve
 
     def _whole(self, D: torch.Tensor, w: torch.Tensor) -> _Preconditioner:
-        """The same from the inverses of all M_j, which is faster on a GPU.
-
-        D [m, r] are squares here, and w [n, m] the curvatures that count with their input.
-        """
+        """Preconditioner from the inverses of all M_j, faster on a GPU; D [m, r] is not a root here."""
         X = self._rows.X
         parts = []
         for some, diagonal in zip(torch.split(w.T, _CLASSES), torch.split(D, _CLASSES), strict=True):
@@ -190,12 +185,12 @@ class _Local:
         inverse = torch.cat(parts)
 
         def solve(gradient: torch.Tensor) -> torch.Tensor:
-            return self._free(torch.bmm(inverse, gradient[:, :, None])[:, :, 0])
+            return self._centred(torch.bmm(inverse, gradient[:, :, None])[:, :, 0])
 
         return solve
 
-    def _free(self, change: torch.Tensor) -> torch.Tensor:
-        """The change without what is common to all classes, which softmax does not see."""
+    def _centred(self, change: torch.Tensor) -> torch.Tensor:
+        """Subtract the mean over classes, which softmax ignores."""
         return change if self._slopes is not None else change - change.mean(0)
 
 
@@ -206,7 +201,7 @@ def _conjugate(
     *,
     share: float = _INNER,
 ) -> tuple[torch.Tensor, int]:
-    """The d with (B + lambda I) d = -gradient but for a share of it, and the number of iterations."""
+    """Solve (B + lambda I) d = -gradient up to a share of it; return d and the number of iterations."""
     d, r = torch.zeros_like(gradient), -gradient
     v = y = solve(r)
     size = enough = float((r * y).sum())

@@ -1,6 +1,6 @@
-"""The features that aligners start from, and the ridge regression that all linear aligners are.
+"""Inputs of aligners, and the ridge regression that all linear aligners solve.
 
-With X = [H, a 1] and the residual R = (T - H) W^T that the head sees:
+With X = [H, a 1] and the residual R = (T - H) W^T:
 
     D = argmin ||X D - R||^2 + lambda ||D||^2 = (X^T X + lambda I)^-1 X^T R,     W' = W + D_1..d^T,  b' = b + a D_d+1.
 
@@ -9,10 +9,10 @@ bias, is as large as a typical feature (a).
 
 Leave-one-out costs one decomposition X = U diag(s) V^T for all strengths: the error of input i, fitted without it, is
 its residual over 1 - h_i with the leverage h_i = sum_k U_ik^2 s_k^2 / (s_k^2 + lambda). Of all strengths within one
-standard error (paired, over inputs) of the best, the largest is taken; infinity, "change nothing", is one.
+standard error (paired, over inputs) of the best, the largest is taken; infinity means no change.
 
-Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; Z [n, C] the expert's logits; W [m, d]
-the head's first linear map; C = H^T H; lambda = strength times the mean eigenvalue of X^T X.
+Letters: H, T [n, d] the head's inputs from the merged encoder and from the expert; Z [n, C] the expert's logits; W [m,
+d] the head's first linear map; C = H^T H; lambda = strength times the mean eigenvalue of X^T X.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TINY = 1e-13  # share of the largest eigenvalue below which one is rounding
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """X = U diag(s) V^T without directions of no size; `unit`: mean eigenvalue of X^T X; `a`: size of the ones."""
+    """X = U diag(s) V^T of full rank; `unit`: mean eigenvalue of X^T X; `a`: size of the ones."""
 
     U: torch.Tensor
     s: torch.Tensor
@@ -46,7 +46,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, H: torch.Tensor, *, biased: bool) -> Spectrum:
-        """From the smaller of X^T X and X X^T."""
+        """Decompose X by the smaller of X^T X and X X^T; `biased`: whether it has the column of ones."""
         n, d = H.shape
         a = float(torch.linalg.vector_norm(H)) / math.sqrt(n * d) if biased else 0.0
         X = torch.cat([H, H.new_full((n, 1), a)], 1) if biased else H
@@ -66,7 +66,7 @@ class Spectrum:
         return self.shrinkage(strength) / self.s * (R.T @ self.U) @ self.V.T
 
     def leave_one_out(self, R: torch.Tensor, strength: float) -> torch.Tensor:
-        """The error [n, m] of every input under the fit to all others."""
+        """Error [n, m] of every input under the fit to all others."""
         f = self.shrinkage(strength)
         fitted = self.U @ (f[:, None] * (self.U.T @ R))
         leverage = self.U.square() @ f
@@ -84,7 +84,7 @@ class Problem:
 
     @classmethod
     def of(cls, pair: FeaturePair, head: Head) -> Problem:
-        """Check that there is an input, that all are finite, and that both are as wide as the head."""
+        """Check number, finiteness and width of the features."""
         if not len(pair.merged):
             raise RecipeError(f"an aligner needs at least one input of {pair.merged.task!r}, got 0")
         merged, expert = _checked(pair.merged, "merged", head), _checked(pair.expert, "expert's", head)
@@ -92,26 +92,24 @@ class Problem:
 
     @cached_property
     def Z(self) -> torch.Tensor:  # noqa: N802 - the letter of the legend
-        """The expert's logits."""
         return logits_from(self.head, self.T)
 
     def divergence(self, logits: torch.Tensor) -> float:
-        """The mean divergence of some logits [n, C] from the expert's."""
+        """Mean divergence of logits [n, C] from the expert's."""
         return float(head_kind(self.head.kind).divergence(logits.double(), self.Z).mean())
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The decomposition of the inputs, with a column of ones where the head has a bias."""
         return Spectrum.of(self.H, biased=self.biased)
 
     @cached_property
     def unshifted(self) -> Spectrum:
-        """The decomposition without a column of ones."""
+        """Decomposition without the column of ones."""
         return Spectrum.of(self.H, biased=False) if self.biased else self.spectrum
 
     @cached_property
     def strength(self) -> float:
-        """The strength by leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
+        """Strength by leave-one-out; infinity, that is no change, for a single input."""
         if len(self.H) < 2:
             return math.inf
         R = self.residual
@@ -120,16 +118,16 @@ class Problem:
 
     @cached_property
     def residual(self) -> torch.Tensor:
-        """What the head's first map sees of the difference T - H, [n, m]."""
+        """Difference T - H under the head's centred first map, [n, m]."""
         return (self.T - self.H) @ centred_rows(self.head).T
 
     @property
     def biased(self) -> bool:
-        """Whether a shift of the features has a bias to go to."""
+        """Whether the first map has a bias, which can take up a shift of the features."""
         return first_map(self.head).bias is not None
 
     def changed(self, change: torch.Tensor) -> Head:
-        """The head with D^T [m, d] added to its first map or, with a bias, [m, d + 1], the last in units of a."""
+        """Add D^T [m, d] to the head's first map or, with a bias, [m, d + 1], the last in units of a."""
         first, d = first_map(self.head), self.head.width
         bias = first.bias
         if bias is not None and change.shape[1] > d:
@@ -157,19 +155,19 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
     if not finite.all():
         raise NumericalError(
             f"{int((~finite).sum())} of {len(features)} {who} features of {features.task!r} are NaN or infinite; "
-            "check the encoder that made them, no aligner can use them"
+            "check the encoder that computed them"
         )
     return values
 
 
 def near_best(losses: torch.Tensor) -> list[int]:
-    """The choices whose mean loss is within one standard error (paired) of the best; losses [choices, n]."""
+    """Choices whose mean loss is within one standard error (paired) of the best; losses [choices, n]."""
     excess = losses - losses[int(losses.mean(1).argmin())]
     near = excess.mean(1) <= excess.std(1, correction=1) / math.sqrt(losses.shape[1])
     return [int(place) for place in near.nonzero()]
 
 
 def check_strength(name: str, value: float | Literal["auto"]) -> None:
-    """Refuse a strength that is neither 0 or more, infinity for "change nothing", nor `auto`."""
+    """Refuse a strength that is neither at least 0 (infinity: no change) nor `auto`."""
     if value != "auto" and (math.isnan(value) or value < 0):
         raise RecipeError(f"{name!r} must be 0 or more, or auto, got {value!r}")

@@ -1,23 +1,23 @@
-"""The orthogonal map from merged to expert features, with a prior at the identity.
+"""Orthogonal map from merged to expert features, with a prior at the identity.
 
 Schönemann 1966 for Procrustes: of all orthogonal A the one that minimises sum ||A h - t||^2 is polar(S), S = sum t h^T.
 A matrix-Langevin prior, p(A) proportional to exp(kappa s tr A), makes it
 
     A = polar(S + kappa s I),   s = tr(C) / d:
 
-kappa = 0 is Procrustes, whose map is arbitrary where there were no inputs; kappa = infinity is the identity.
+kappa = 0 is Procrustes, which is arbitrary in directions without inputs; kappa = infinity is the identity.
 
 kappa and the share of the shift of the means that is applied are chosen together by cross-validation: the mean squared
 error of the first linear map's outputs on held-out inputs. Of all choices within one standard error (over folds) of the
-best, the most careful is taken. For this choice, not for the map itself, wide features are projected on their
-`_LEADING` leading directions.
+best, the one nearest to no change is taken. For this choice alone, features are projected on their `_LEADING` leading
+directions.
 
 `similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the rotation, the best one being tr(A^T S) / tr(C).
 
 Differs from the paper: MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty; here it is the
 closed form of the least squares loss, with a prior, and with a shift where the head has a bias.
 
-Letters: h, t what the head reads of merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d]
+Letters: h, t the head's inputs from merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d]
 the first linear map.
 """
 
@@ -40,12 +40,12 @@ KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
 _LEADING = 96
 FOLDS = 5
-_ROUNDING = 1e-12  # share of the squares below which what is left without the means is rounding
+_ROUNDING = 1e-12  # share of the squares below which the variance is rounding
 
 
 @dataclass(frozen=True)
 class Orthogonal(Solved):
-    """`kappa`: strength of the prior, 0 for plain Procrustes; `bias`: move the means onto each other as well."""
+    """`kappa`: strength of the prior, 0 for plain Procrustes; `bias`: also map the means onto each other."""
 
     kappa: float | Literal["auto"] = "auto"
     bias: bool = True
@@ -64,14 +64,14 @@ class Orthogonal(Solved):
 
 @dataclass(frozen=True)
 class Similarity(Orthogonal):
-    """A rotation and one scale. `kappa`: strength of the prior at the identity; `bias`: move the means as well."""
+    """Orthogonal map and one scale. `kappa`: strength of the prior at the identity; `bias`: also map the means."""
 
     scaled: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Rigid:
-    """x is mapped to scale A x + shift, by a prior `kappa` and with a `share` of the shift between the means."""
+    """The map scale A x + shift, its prior `kappa`, and the `share` of the shift between the means."""
 
     A: torch.Tensor
     scale: float
@@ -81,7 +81,7 @@ class Rigid:
 
 
 def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
-    """The matrix with orthonormal rows or columns nearest to X."""
+    """Matrix with orthonormal rows or columns nearest to X."""
     try:
         U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     except RuntimeError as error:  # torch.linalg.LinAlgError, which torch does not export to type checkers
@@ -91,7 +91,7 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
 
 
 def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
-    """A [r, r] from S [r, r] and energy = tr(C), for features of width d that are projected to width r."""
+    """Orthogonal A [r, r] from S [r, r] and energy = tr(C), for features of width d projected to width r."""
     identity = torch.eye(len(S), dtype=S.dtype)
     if math.isinf(kappa) or energy <= 0:
         return identity
@@ -99,14 +99,14 @@ def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) 
 
 
 def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> float:
-    """The scale that goes with A, shrunk towards 1 as A is towards the identity."""
+    """Scale of A, shrunk towards 1 as A is towards the identity."""
     if math.isinf(kappa) or energy <= 0:
         return 1.0
     return (float((A * S).sum()) + kappa * energy) / ((1 + kappa) * energy)
 
 
 def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """H and T without their means; exactly zero if all inputs are the same to rounding."""
+    """Centre H and T; exactly zero if all inputs are equal to rounding."""
     centred = H - H.mean(0)
     if float(centred.square().sum()) > _ROUNDING * float(H.square().sum()):
         return centred, T - T.mean(0)
@@ -114,14 +114,14 @@ def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
-    """The map with a given kappa and the whole shift or, with `auto`, with both chosen by cross-validation.
+    """Fit the map with kappa and the full shift or, with `auto`, with both chosen by cross-validation.
 
-    `bias`: with a shift, if the head has a bias that can take it up.
+    `bias`: whether to shift the features, if the head has a bias.
     """
     bias = bias and problem.biased
     if kappa == "auto":
         chosen, share = _cross_validated(problem, KAPPAS, bias=bias, scaled=False)
-        if scaled:  # with the rotation that is best without a scale, or, if that is none, with any
+        if scaled:  # with the kappa that is best without a scale, or with any if that is infinity
             kappas = KAPPAS if math.isinf(chosen) else (math.inf, chosen)
             chosen, share = _cross_validated(problem, kappas, bias=bias, scaled=True)
     else:
@@ -135,7 +135,7 @@ def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool
 
 
 def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, scaled: bool) -> tuple[float, float]:
-    """The kappa and share to use: from careful to bold, the first within one standard error of the best."""
+    """Return kappa and share: the first, from the strongest prior on, within one standard error of the best."""
     W, H, T, d = centred_rows(problem.head), problem.H, problem.T, problem.H.shape[1]
     shares = _SHIFTS if bias else (0.0,)
     if len(H) < 2:  # nothing to choose by
@@ -145,14 +145,14 @@ def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, s
         W, H, T = W @ Q, H @ Q, T @ Q
     number, losses = torch.arange(len(H)) % FOLDS, []
     for fold in range(min(FOLDS, len(H))):
-        ours, theirs, h, t = (values[rows] for rows in (number != fold, number == fold) for values in (H, T))
-        turned, target = spread(ours, theirs) if bias else (ours, theirs)
-        S, energy = target.T @ turned, float(turned.square().sum())
+        fit_H, fit_T, h, t = (values[rows] for rows in (number != fold, number == fold) for values in (H, T))
+        source, target = spread(fit_H, fit_T) if bias else (fit_H, fit_T)
+        S, energy = target.T @ source, float(source.square().sum())
         row = []
         for kappa in kappas:
             A = turn_of(S, energy, kappa, d=d, task=problem.task)
             B = (scale_of(A, S, energy, kappa) if scaled else 1.0) * W @ A
-            shift = W @ theirs.mean(0) - B @ ours.mean(0)
+            shift = W @ fit_T.mean(0) - B @ fit_H.mean(0)
             gap = h @ B.T - t @ W.T
             row += [float((gap + share * shift).square().sum(1).mean()) for share in shares]
         losses.append(row)
@@ -161,7 +161,7 @@ def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, s
 
 
 def _leading(H: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis [d, r] of the directions along which both encoders' features lie most."""
+    """Orthonormal basis [d, r] of the leading directions of both encoders' features."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(H.shape[1], _LEADING // 2, generator=generator, dtype=torch.float64)
     one, other = H.T @ (H @ start), T.T @ (H @ start)

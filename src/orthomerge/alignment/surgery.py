@@ -1,4 +1,4 @@
-"""A small module between merged features and head, which corrects the features.
+"""Representation surgery: a small module between encoder and head that corrects the features.
 
 Yang et al. 2024, "Representation Surgery for Multi-Task Model Merging", arXiv 2402.02705, and its code:
 
@@ -11,16 +11,14 @@ and its code: the correction is drawn from a normal distribution while it is tra
 
 and Adam on the same loss plus beta times the mean over inputs of KL(N(mu, sigma^2) || N(0, I)).
 
-Both start from U = V = 0, the merged model. The module is no part of a checkpoint: its tensors are counted and kept
-beside the model.
+Both start from U = V = 0, the merged model. The module's tensors are counted, and stored beside the model.
 
-Letters: f, t [n, d] features of the merged encoder and of the expert, as they are, before a head normalises; D [r, d];
+Letters: f, t [n, d] features of the merged encoder and of the expert, before a head normalises; D [r, d];
 U, V [d, r]; v = log sigma^2.
-Differs from the papers: one optimiser per task (the authors' single Adam lets idle tasks drift on momentum in old
-versions of torch); epochs go through the inputs in turn, where the code draws two batches of a fresh shuffle at each of
-500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, and the result is where
-training ends; the authors' code evaluates on the test set 50 times and reports the best. Compare it with Surgery of
-`rank` 128 and `steps` 5000, which has its width and steps.
+Differs from the papers: one optimiser per task; epochs go through all inputs, where the code takes two batches of a new
+shuffle in each of 500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, and
+the result is the last step's; the authors' code evaluates on the test set 50 times and reports the best. Compare it
+with Surgery of `rank` 128 and `steps` 5000, which has its width and steps.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, SurgeryHead
 
 _AHEAD = 50  # steps for which noise is drawn at once
-
 
 Gradients = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the layers, from x and t
 
@@ -109,20 +106,20 @@ class ProbSurgery(Descent):
 
 
 def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """A [rank, width] matrix drawn as torch's linear layers are: uniform up to 1 / sqrt(width)."""
+    """Draw a [rank, width] matrix like torch's linear layers: uniform up to 1 / sqrt(width)."""
     bound = 1 / math.sqrt(width)
     return torch.empty(rank, width).uniform_(-bound, bound, generator=generator)
 
 
 def _start(layers: int, rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """The layers [layers, r, d] of a module: D drawn, the others zero."""
+    """Initial layers [layers, r, d] of a module: D random, the others zero."""
     weights = torch.zeros(layers, rank, width)
     weights[0] = first_layer(rank, width, generator)
     return weights
 
 
 def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Normal numbers [batch, width] for every step, by a seed that `fit` draws."""
+    """Yield normal noise [batch, width] for every step, with a seed drawn from `fit`."""
     generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=fit)))
     while True:
         yield from torch.randn(_AHEAD, batch, width, generator=generator, device=device)
@@ -137,18 +134,18 @@ def _trained(
     generator: torch.Generator,
     kind: str,
 ) -> Alignment:
-    """Train the layers `weights` in place; the module with the distances before and after."""
-    task = Problem.of(pair, head).task  # for its checks
+    """Train the layers `weights` in place, and return the head with its module."""
+    task = Problem.of(pair, head).task  # also checks the features
     f, t = pair.merged.values.float(), pair.expert.values.float()
-    there_f, there_t = f.to(weights.device), t.to(weights.device)
+    x, target = f.to(weights.device), t.to(weights.device)
     adam.minimise(
         [weights],
-        lambda rows: [gradients(there_f[rows], there_t[rows])],
+        lambda rows: [gradients(x[rows], target[rows])],
         count=len(f),
         name=f"the module of {task!r} diverged under {kind}",
         generator=generator,
     )
     D, U = weights[0].cpu().clone(), weights[1].cpu().T.contiguous()
     corrected = f - (f @ D.T).relu_() @ U.T
-    before, after = (float((each.double() - t.double()).abs().mean()) for each in (f, corrected))
+    before, after = (float((values.double() - t.double()).abs().mean()) for values in (f, corrected))
     return Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after})

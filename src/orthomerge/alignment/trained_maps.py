@@ -1,4 +1,4 @@
-"""A square matrix before the frozen head, trained by Adam from the identity and folded into the head.
+"""Square matrix before the frozen head, trained by Adam from the identity and folded into the head.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task", arXiv 2412.13526 v1:
 
@@ -11,18 +11,17 @@ Kong et al. 2026, "MOMA: Masked Orthogonal Matrix Alignment for Zero-Additional-
 
 Procrustes (`orthogonal`) has the optimum of the squared distances over orthogonal matrices in closed form.
 
-Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; M [d, d]; S = M^T M - I; W [m, d] the
-head's first linear map; q [n, C] the expert's probabilities. (The papers write features as rows, H M W: their M is ours
-transposed; Eq. 8 calls it A.)
+Letters: H, T [n, d] the head's inputs from the merged encoder and from the expert; M [d, d]; S = M^T M - I; W [m, d]
+the head's first linear map; q [n, C] the expert's probabilities. (The papers write features as rows, H M W: their M is
+ours transposed; Eq. 8 calls it A.)
 Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m) of
 64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that normalise (CLIP) M acts on unit vectors,
-and the result is not scaled to unit length again, so that folding M is exact. Eq. 9's penalty is read as the sum over
+and the result is not normalised again, so that folding M is exact. Eq. 9's penalty is read as the sum over
 entries, not as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64
-features, and a large one freezes M near I. Eq. 8 sums over inputs, and so would weigh the penalty by their number; the
-mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text); alpha 1, the identity as start, 1000
-steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where the head normalises,
-moma-orthogonal takes H and T times the mean norm of the expert's features, so that alpha weighs the penalty against
-distances on that scale.
+features. Eq. 8 sums over inputs; the mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text);
+alpha 1, the identity as start, 1000 steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours.
+Where the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features, so that alpha
+weighs the penalty against distances on that scale.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class MomaOrthogonal(Descent):
 
 
 def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -> torch.Tensor:
-    """M [d, d] in float64."""
+    """Train M [d, d] from the identity, and return it in float64."""
     M = torch.eye(problem.H.shape[1], device=device_of(adam.device))
     name = f"the matrix of {problem.task!r} diverged under {name}"
     adam.minimise([M], lambda rows: [gradient(M, rows)], count=len(problem.H), name=name)
@@ -135,7 +134,7 @@ def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -
 
 
 def divergence_gradient(problem: Problem, device: str) -> Gradient:
-    """The gradient of Eq. 7 in M."""
+    """Function that computes the gradient of Eq. 7 in M."""
     place = device_of(device)
     H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
     reader = replace(problem.head.to(place, torch.float32), normalise=False)  # H is normalised where the head does it
@@ -147,14 +146,14 @@ def divergence_gradient(problem: Problem, device: str) -> Gradient:
 
 
 def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The gradient of the mean divergence in x [B, d], for a head that does not normalise: dKL/dz = p - q."""
+    """Gradient of the mean divergence in x [B, d], for a head that does not normalise: dKL/dz = p - q."""
     h = x if head.hidden is None else head.hidden(x).requires_grad_()
-    seen = h if head.activation is None else getattr(torch.nn.functional, head.activation)(h)
+    activations = h if head.activation is None else getattr(torch.nn.functional, head.activation)(h)
     with torch.no_grad():
-        pulled = head.output(seen).softmax(-1).sub_(q).div_(len(x)) @ head.output.weight
+        gradient = head.output(activations).softmax(-1).sub_(q).div_(len(x)) @ head.output.weight
     if head.hidden is None:
-        return pulled
-    return torch.autograd.grad(seen, h, pulled)[0] @ head.hidden.weight
+        return gradient
+    return torch.autograd.grad(activations, h, gradient)[0] @ head.hidden.weight
 
 
 def excess(M: torch.Tensor) -> torch.Tensor:
@@ -165,11 +164,10 @@ def excess(M: torch.Tensor) -> torch.Tensor:
 
 
 def _projected(M: torch.Tensor, project: bool, task: str) -> tuple[torch.Tensor, float]:
-    """M, or the orthogonal matrix nearest to it, and ||S||_F of M."""
+    """Return M, or with `project` the nearest orthogonal matrix, and ||S||_F of M."""
     return polar_factor(M, task=task) if project else M, float(excess(M).norm())
 
 
 def _divergences(problem: Problem, M: torch.Tensor) -> dict[str, float]:
-    """The mean divergence from the expert's outputs without M and with it."""
     before, after = (problem.divergence(logits_from(problem.head, x)) for x in (problem.H, problem.H @ M.T))
     return {"loss_before": before, "loss": after}

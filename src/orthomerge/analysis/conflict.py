@@ -3,8 +3,8 @@
 Sign conflict after Yadav et al. 2023 (TIES), arXiv 2306.01708; cosine after Ilharco et al. 2023, arXiv 2212.04089;
 effective rank after Roy and Vetterli 2007, of the squared singular values: exp(-sum p log p), p = s^2 / sum s^2.
 
-Letters: T tasks, L layers; tau_t = theta_t - theta_b, deltas [T, k] of one run of elements. A layer's number is the
-first number in a tensor's name; what has none is `embeddings` or `final`.
+Letters: T tasks, L layers; tau_t = theta_t - theta_b, deltas [T, k] of one block. A layer's number is the
+first number in a tensor's name; tensors without a number belong to `embeddings` or `final`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Conflict:
-    """Agreement of task vectors; what is undefined is NaN.
+    """Agreement of task vectors; undefined values are NaN.
 
     `norms` [L, T]: |tau| / |theta_b| of a layer. `ranks` [L, T]: mean effective rank of its matrices. `cosine`, `signs`
     [T, T]: of all elements; signs: of those that both experts changed, the share with opposite signs.
@@ -45,7 +45,7 @@ class Conflict:
 
     @classmethod
     def of(cls, vectors: TaskVectors) -> Conflict:
-        """Stream all vectors once; for ranks, matrices of the numbered layers are read whole."""
+        """Stream all vectors once; matrices of numbered layers are read whole, for their ranks."""
         tasks, layers = vectors.tasks, in_order(map(layer_of, vectors.shapes))
         products = torch.zeros(len(tasks), len(tasks), dtype=torch.float64)
         both, opposite = torch.zeros_like(products), torch.zeros_like(products)
@@ -132,7 +132,7 @@ class Conflict:
 
 
 def layer_of(name: str) -> str:
-    """Name the layer of a tensor: `layer 3` of `encoder.layer.3.output.dense.weight`, `decoder 3` in a decoder."""
+    """Return the layer of a tensor: `layer 3` for `encoder.layer.3.output.dense.weight`, `decoder 3` in a decoder."""
     number = _NUMBER.search(name)
     if number is None:
         return "embeddings" if _EARLY.search(name) else "final"
@@ -150,7 +150,7 @@ def in_order(layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def effective_rank(matrix: torch.Tensor) -> float:
-    """Effective rank, between 1 and the smaller side; NaN of a matrix of zeros."""
+    """Return the effective rank, between 1 and the smaller side; NaN for a matrix of zeros."""
     X = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
     values = torch.linalg.eigvalsh(X @ X.T).clamp_min(0)
     total = float(values.sum())

@@ -14,9 +14,9 @@ from orthomerge.data.task import Examples, Labels, Split, Task, share, stratifie
 
 @dataclass(frozen=True)
 class Detail:
-    """Inputs per task: `points` for t-SNE, `layers` for CKA, `maps` that maps are fitted to, `limit` for any fit.
+    """Most inputs per task: `points` for t-SNE, `layers` for CKA, `maps` for fits of maps, `limit` for all fits.
 
-    0 points or layers leave these figures out. `probe`: also fit a classifier to the merged features with labels.
+    With 0 points or layers these figures are left out. `probe`: also fit a classifier with labels to merged features.
     """
 
     aligner: str = "auto"
@@ -34,7 +34,7 @@ class Detail:
 
 
 def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) -> Labels:
-    """Choose places of at most `most` of `count` inputs; if labels are known, classes keep their shares."""
+    """Choose indices of at most `most` of `count` inputs, stratified by class if labels are given."""
     if count <= most:
         return np.arange(count, dtype=np.int64)
     if labels is None or len(np.unique(labels)) < 2:
@@ -48,14 +48,14 @@ def sample(examples: Examples, *, most: int, seed: int) -> Examples:
 
 
 def fitting_split(task: Task) -> Split:
-    """Split that maps and heads are fitted to; it must be another than the one they are measured on."""
+    """Return the split that maps and heads are fitted to, train or val; they are measured on test."""
     if len(task.splits.get("train", ())):
         return "train"
     if len(task.splits.get("val", ())):
         return "val"
     raise RecipeError(
-        f"a diagnosis fits maps to inputs that it does not measure them on, and {task.name!r} has a test split alone; "
-        "give a train or val split too (no labels are needed)"
+        f"{task.name!r} must have a train or val split, to which a diagnosis fits maps, got a test split alone; "
+        "give one of them (no labels are needed)"
     )
 
 

@@ -1,7 +1,7 @@
 """Diagnose a model with its experts and data: what a merge lost, where, and how much of it can be recovered.
 
 Maps and aligners are fitted to the train split (val if there is none) and measured on test inputs. Every sample of
-inputs is drawn from one seed and listed in the facts. What cannot be measured is left out, and the facts say why.
+inputs is drawn from one seed and listed in the facts, as are figures that were left out, with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IMAGES = 2 << 20  # characters of pictures in a diagnosis
 
 @dataclass(frozen=True, eq=False)
 class _Setting:
-    """A model beside its experts on some tasks. `left_out`: what could not be measured, and why."""
+    """A model, its experts and encoded tasks. `left_out`: reason by figure that could not be measured."""
 
     model: Model
     experts: Experts
@@ -64,7 +64,7 @@ class _Setting:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def pair(self, task: str, split: Split) -> FeaturePair:
-        """Features of one split by the model and by the expert."""
+        """Return features of one split by the model and by the expert."""
         encoded, expert = self.encoded, self.encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
 
@@ -91,9 +91,9 @@ def diagnose(
     comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
-    right = _by_name({name: each.hits for name, each in comparisons.items()})
+    correct = _by_name({name: comparison.hits for name, comparison in comparisons.items()})
     case = replace(
-        _case(setting, comparisons, right),
+        _case(setting, comparisons, correct),
         base=base,
         witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
         conflict=conflict,
@@ -103,10 +103,10 @@ def diagnose(
     split = fitting_split(next(iter(tasks.values())))
     fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
-        accuracy_figure(right, base),
+        accuracy_figure(correct, base),
         *points,
         *family_figures(case.families, case.expert, fitted=fitted),
-        *geometry_figures({name: each.geometry for name, each in comparisons.items()}, fitted=split),
+        *geometry_figures({name: comparison.geometry for name, comparison in comparisons.items()}, fitted=split),
         *layers,
         *vector_figures,
         None if search is None else scale_figure(search),
@@ -116,13 +116,13 @@ def diagnose(
     facts = {
         **asdict(detail),
         "fitted_on": split,
-        "inputs": {name: {"aligner": each.fitted, "maps": each.mapped} for name, each in comparisons.items()},
+        "inputs": {name: {"aligner": one.fitted, "maps": one.mapped} for name, one in comparisons.items()},
         "access": model.origin.access,
         "left_out": setting.left_out,
         "versions": {"orthomerge": VERSION, "torch": torch.__version__},
     }
-    drawn = tuple(figure for figure in figures if figure is not None)
-    return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
+    measured = tuple(figure for figure in figures if figure is not None)
+    return Diagnosis(model.title, tuple(tasks), verdict(case), measured, facts)
 
 
 def _setting(
@@ -131,7 +131,7 @@ def _setting(
     """Check and limit the tasks, and encode them with the model."""
     for name in tasks:
         if name not in experts.tasks:
-            raise RecipeError(f"the expert of {name!r} is needed and is missing; {nearest(name, experts.tasks)}")
+            raise RecipeError(f"task {name!r} needs its expert, which was not given; {nearest(name, experts.tasks)}")
     splits = {name: fitting_split(task) for name, task in tasks.items()}
     tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
     encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how, progress)
@@ -142,20 +142,20 @@ def _setting(
 
 
 def _case(
-    setting: _Setting, comparisons: Mapping[str, TaskComparison], right: Mapping[str, Mapping[str, Hits]]
+    setting: _Setting, comparisons: Mapping[str, TaskComparison], correct: Mapping[str, Mapping[str, Hits]]
 ) -> Case:
-    """Gather the evidence of a verdict. `right`: hits by classifier and task."""
+    """Gather the evidence of a verdict. `correct`: hits by classifier and task."""
     origin, detail, method = setting.model.origin, setting.detail, setting.model.origin.facts["method"]
-    # The curve over scales is that of task arithmetic; other merges have no place on it.
+    # The curve over scales belongs to task arithmetic; scales of other methods are not comparable.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
     return Case(
         setting.model.title,
         detail.aligner,
-        right["expert"],
-        right["merged"],
-        right["aligned"],
-        _by_name({name: each.readings for name, each in comparisons.items()}),
-        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+        correct["expert"],
+        correct["merged"],
+        correct["aligned"],
+        _by_name({name: comparison.readings for name, comparison in comparisons.items()}),
+        per_class=min(comparison.fitted / len(comparison.head.labels) for comparison in comparisons.values()),
         free=not find_aligner(detail.aligner).extra,
         access=origin.access,
         scale=float(scale) if isinstance(scale, int | float) else None,
@@ -164,7 +164,7 @@ def _case(
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
-    """Figures of CKA layer by layer, if wanted and if there are enough inputs."""
+    """Return figures of CKA by layer, if requested and if there are enough inputs."""
     encoded, detail = setting.encoded, setting.detail
     if not detail.layers:
         return ()
@@ -192,7 +192,7 @@ def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[P
 
 
 def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskComparison) -> Iterator[Points]:
-    """Embed one task by t-SNE, if wanted and if there are enough inputs."""
+    """Embed one task by t-SNE, if requested and if there are enough inputs."""
     if not setting.detail.points:
         return
     if len(test.merged) < LEAST:
@@ -202,12 +202,12 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
     room = _IMAGES // len(among)
     figure = points_figure(task, test, comparison, among=among, detail=setting.detail, image_bytes=room)
     if task.modality == "image" and not figure.images:
-        setting.left_out[f"pictures of {task.name}"] = "too many or too large to be kept small"
+        setting.left_out[f"pictures of {task.name}"] = "too many or too large to be embedded"
     yield figure
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
-    """Compare task vectors and, of a masked merge, measure the mask."""
+    """Compare task vectors, and measure the mask of a model that was fitted with one."""
     model, experts = setting.model, setting.experts
     if not experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
@@ -226,25 +226,25 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
 
 
 def _base(setting: _Setting) -> dict[str, Hits]:
-    """Hits of the base with the experts' heads."""
-    encoded, right = setting.encoded, {}
+    """Return the hits of the base with the experts' heads."""
+    encoded, correct = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
     for task in setting.encoded.tasks:
         kind = head_of(base.head(task)).kind
-        right[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
+        correct[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])
-    return right
+    return correct
 
 
 def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
-    """Probes of all tasks as one witness; empty if a task has none."""
-    if not all("probe" in each.hits for each in comparisons.values()):
+    """Return the probes of all tasks as one witness; nothing if a task has none."""
+    if not all("probe" in comparison.hits for comparison in comparisons.values()):
         return ()
-    name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"
-    return (Witness(name, *mean_accuracy([each.hits["probe"] for each in comparisons.values()])),)
+    name = f"linear probe, {min(comparison.probed for comparison in comparisons.values())} inputs"
+    return (Witness(name, *mean_accuracy([comparison.hits["probe"] for comparison in comparisons.values()])),)
 
 
 def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Value]]:
-    """Regroup values by name and then task; only names that every task has."""
-    names = [name for name in next(iter(by_task.values())) if all(name in each for each in by_task.values())]
-    return {name: {task: each[name] for task, each in by_task.items()} for name in names}
+    """Regroup values by name, then task; names that a task lacks are left out."""
+    names = [name for name in next(iter(by_task.values())) if all(name in values for values in by_task.values())]
+    return {name: {task: values[name] for task, values in by_task.items()} for name in names}

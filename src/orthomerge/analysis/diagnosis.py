@@ -19,7 +19,7 @@ _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_a
 
 @dataclass(frozen=True)
 class Finding:
-    """One or two sentences, and the numbers that they rest on. `title`: a few words."""
+    """One or two sentences with their numbers. `title`: a few words."""
 
     title: str
     text: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Diagnosis of the merge `method`. `facts`: how it was made (inputs, split, seed, aligner, subsamples)."""
+    """Diagnosis of the merge `method`. `facts`: inputs, split, seed, aligner, subsamples."""
 
     method: str
     tasks: tuple[str, ...]
@@ -49,12 +49,12 @@ def read_diagnosis(path: Path) -> Diagnosis:
     """Read a diagnosis; an error names the file."""
     document = read_document(path, error=RecipeError)
     if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
-        raise RecipeError(f"{path} is not a diagnosis: it has no list of 'figures'")
+        raise RecipeError(f"{path} is not a diagnosis: it must have a list of 'figures'; diagnose again")
     figures = []
     for number, plain in enumerate(document.pop("figures")):
         kind = _KINDS.get(plain.pop("kind", "")) if isinstance(plain, dict) else None
         if kind is None:
-            raise RecipeError(f"{path}: figure {number} must have a 'kind' of {', '.join(_KINDS)}")
+            raise RecipeError(f"{path}: figure {number} must have a 'kind' of {', '.join(_KINDS)}; diagnose again")
         figures.append(build(kind, _numbers(plain), where=f"{path}: figure {number}"))
     return build(Diagnosis, {**document, "figures": tuple(figures)}, where=str(path))
 

@@ -1,17 +1,16 @@
-"""Compare one task: the distance of mapped features to the expert's by family of maps, and what heads then predict.
+"""Compare one task: the distance of mapped features to the expert's, by family of maps, and the heads' predictions.
 
-Maps and heads are fitted to one split and measured on another; labels of the first are used by the probe alone.
+Maps and heads are fitted to one split and measured on another; only the probe uses labels of the first.
 
 MOMA, arXiv 2412.13526 v3, Eq. 7, Table 1 and Figure 4. The best map of a family is found by the aligner of that name,
 which folds it into the first linear map of a head: if that is the identity, the result is the map.
 
 Differs from the paper: squared distances, a prior at the identity, closed forms; see `alignment`. As in its Table 1
-the affine map alone has a shift; `rigid`, the orthogonal map with one, is ours. The paper shows the training loss; here
-maps are measured on other inputs than they are fitted to.
+only the affine map has a shift; `rigid`, the orthogonal map with a shift, is ours. The paper shows the training loss;
+here maps are measured on held-out inputs.
 
-Letters: H, T [n, d] what the head reads of merged encoder and expert; G(h) = A h + c a map; z, z_T [n, C] logits.
-Distance is mean |G(h) - t| / mean |t - mean t|: 1 is as far as always guessing the mean. KL is
-mean KL(softmax z_T, softmax z).
+Letters: H, T [n, d] input of the head from merged encoder and expert; G(h) = A h + c a map; z, z_T [n, C] logits.
+Distance: mean |G(h) - t| / mean |t - mean t|, 1 for the constant guess mean t. KL: mean KL(softmax z_T, softmax z).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Map = Callable[[torch.Tensor], torch.Tensor]  # G of every row [n, d], in float6
 
 @dataclass(frozen=True)
 class Reading:
-    """Result of one way of classifying test inputs. `distance`: NaN if no map of features is involved."""
+    """Result of one classifier on test inputs. `distance`: NaN if no map of features is involved."""
 
     distance: float
     kl: float
@@ -57,7 +56,7 @@ class Reading:
 
 
 def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
-    """Fit the best map of every family to all rows; from one row alone, the identity."""
+    """Fit the best map of every family to all rows; from a single row, the identity."""
     problems = {biased: _problem(H, T, task, biased=biased) for biased in (False, True)}
     maps: dict[str, Map] = {"none": torch.Tensor.double}
     for family in FAMILIES[1:]:
@@ -67,7 +66,7 @@ def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
 
 
 def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Problem:
-    """Alignment problem of a head whose first map is the identity."""
+    """Return the alignment problem of a head whose first map is the identity."""
     pair, d = FeaturePair(Features(H.double(), task, "train"), Features(T.double(), task, "train")), H.shape[1]
     identity = Linear(torch.eye(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64) if biased else None)
     blank = Linear(torch.zeros(1, d, dtype=torch.float64))
@@ -88,17 +87,17 @@ def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.
 
 
 def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
-    """Distance as defined above; NaN if the expert's features are all the same."""
+    """Return the distance as defined above; NaN if the expert's features are constant."""
     spread = float((T - T.mean(0)).norm(dim=1).mean())
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """Readings by family of maps, then of the merge's own classifier if it is another, and of the aligner.
+    """Readings by family of maps, of the merge's own classifier if it differs from the expert's, and of the aligner.
 
     `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `mapped`, `fitted`, `probed`:
-    how many inputs maps, aligner and probe were fitted to.
+    numbers of inputs that maps, aligner and probe were fitted to.
     """
 
     geometry: Mapping[str, Geometry]
@@ -115,12 +114,12 @@ class TaskComparison:
 def compare_task(
     support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, detail: Detail
 ) -> TaskComparison:
-    """Fit maps, aligner and probe to the support and measure them. `classifier`: the merge's own."""
+    """Fit maps, aligner and probe to the support and measure them on test. `classifier`: the merge's own."""
     truth, seed = test.merged.labels, detail.seed
     if truth is None:
-        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
+        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; give labelled data")
     H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
-    H_fit, T_fit = (read_by(head, _some(side, detail.maps, seed).values) for side in (support.merged, support.expert))
+    H_fit, T_fit = (read_by(head, _sample(side, detail.maps, seed).values) for side in (support.merged, support.expert))
     maps = fit_maps(H_fit, T_fit, task=test.merged.task)
     readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
     evidence = Evidence(head, support.merged.unlabelled(), support.expert.unlabelled(), seed)
@@ -137,31 +136,32 @@ def compare_task(
     probed = 0
     if detail.probe and support.merged.labels is not None:
         most = min(detail.maps, max(_WORK // (len(head.labels) * head.width), 1))
-        labelled = _some(support.merged, most, seed)
+        labelled = _sample(support.merged, most, seed)
         probe, probed = Probe().build(Evidence(head, labelled, seed=seed)), len(labelled)
         logits["probe"] = logits_of(probe, test.merged.values)
     predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
-    right = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
+    by_name = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
     geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
-    return TaskComparison(geometry, readings, predicted, right, head, aligned, len(H_fit), len(support.merged), probed)
+    counts = {"mapped": len(H_fit), "fitted": len(support.merged), "probed": probed}
+    return TaskComparison(geometry, readings, predicted, by_name, head, aligned, **counts)
 
 
-def _some(features: Features, most: int, seed: int) -> Features:
+def _sample(features: Features, most: int, seed: int) -> Features:
     return features.take(torch.from_numpy(chosen_inputs(None, len(features), most=most, seed=seed)))
 
 
 def family_figures(
     readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
-    """Figures from readings by family and task, and hits of the experts by task, in the same order.
+    """Make figures of readings by family and task, and of the experts' hits by task, in the same order.
 
-    `fitted`: what maps and heads were fitted to, in words.
+    `fitted`: description of the inputs that maps and heads were fitted to.
     """
     held_out = f"Fitted on {fitted}, measured on test inputs."
     parts = {family: [reading.hits for reading in by_task.values()] for family, by_task in readings.items()}
     parts["expert"] = list(experts.values())
     distances, divergences = (
-        {family: fmean(getattr(one, name) for one in by_task.values()) for family, by_task in readings.items()}
+        {family: fmean(getattr(reading, name) for reading in by_task.values()) for family, by_task in readings.items()}
         for name in ("distance", "kl")
     )
     return (
@@ -200,7 +200,7 @@ def family_figures(
 
 
 def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, Hits] | float | None) -> Bars:
-    """Figure of accuracy by task and in the mean, from hits by classifier and task; with the base if known."""
+    """Make a figure of accuracy by task and of the mean, from hits by classifier and task; with the base if given."""
     tasks = tuple(next(iter(hits.values())))
     hits = {**hits, "base": base} if isinstance(base, Mapping) else hits
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
@@ -216,7 +216,7 @@ def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, H
 
 
 def mean_accuracy(parts: Sequence[Hits]) -> tuple[float, float, float]:
-    """Mean accuracy of tasks in percent, with its interval."""
+    """Return the mean accuracy over tasks in percent, with its interval."""
     scores = [Score(float(part.mean()), *wilson(int(part.sum()), len(part)), len(part)) for part in parts]
     middle, low, high = mean_interval(scores)
     return 100 * middle, 100 * max(0.0, low), 100 * min(1.0, high)

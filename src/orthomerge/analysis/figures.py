@@ -1,7 +1,7 @@
-"""Figures as plain data: captions, names and numbers, which `report` draws and writes as CSV.
+"""Figures as plain data: captions, names and numbers, which `reporting` draws and writes as CSV.
 
 `key` names its files: lower-case letters, digits and dashes, unique within a diagnosis. Missing values are NaN.
-Texts, labels and names may come from anywhere: they are never markup.
+Texts, labels and names are untrusted: they are never used as markup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Heat:
-    """A number per row and column: CKA, cosines, coefficients by layer. `diverging`: zero is the middle."""
+    """One number per row and column: CKA, cosines, coefficients by layer. `diverging`: colours are centred at zero."""
 
     key: str
     title: str
@@ -51,7 +51,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Series:
-    """A value per group of `Bars`, with intervals if known."""
+    """One value per group of `Bars`, with intervals if known."""
 
     name: str
     values: tuple[float, ...]
@@ -103,12 +103,12 @@ class Points:
 Figure = Lines | Heat | Bars | Points
 
 
-def figure_key(what: str, name: str, *, among: Sequence[str]) -> str:
-    """Make the key `what-name`; a number tells apart names `among` that would have the same."""
+def figure_key(prefix: str, name: str, *, among: Sequence[str]) -> str:
+    """Return the key `prefix-name`, with a number if several names `among` would have the same."""
     slug = _slug(name)
     if slug and sum(_slug(other) == slug for other in among) < 2:
-        return f"{what}-{slug}"
-    return f"{what}-{slug or 'task'}-{list(among).index(name) + 1}"
+        return f"{prefix}-{slug}"
+    return f"{prefix}-{slug or 'task'}-{list(among).index(name) + 1}"
 
 
 def _slug(name: str) -> str:

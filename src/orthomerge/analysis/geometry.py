@@ -9,7 +9,7 @@ u is as long as v along v. The paper does not say which of the two is v; Zhou et
 A vector of zeros has no direction: NaN.
 
 Densities are Gaussian kernel estimates whose width is Silverman's (1986, Eq. 3.31),
-h = 0.9 min(deviation, quartile range / 1.34) n^(-1/5); what a kernel puts beyond an end of the range is reflected at it
+h = 0.9 min(deviation, quartile range / 1.34) n^(-1/5); density beyond an end of the range is reflected at that end
 (Section 2.10).
 """
 
@@ -28,7 +28,7 @@ from orthomerge.analysis.figures import Bars, Curve, Lines, Series
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}  # families of maps, and their names in figures
 _GRID_POINTS = 161
 _REACH = 4.0  # kernel widths between the outermost value and the end of the grid
-_LEAST_WIDTH = 1e-3  # of a kernel: equal values are a narrow peak, not an infinite one
+_LEAST_WIDTH = 1e-3  # of a kernel: equal values give a narrow peak, not an infinite one
 
 Values = NDArray[np.float64]
 Ends = tuple[float, float]
@@ -49,11 +49,11 @@ class Geometry:
         return cls(cosine.numpy(), (products / v.square().sum(1)).numpy())
 
 
-def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
-    """Figures of densities, with equal weight of tasks, and of medians by task. `fitted`: the split of the maps."""
+def geometry_figures(geometries: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
+    """Make figures of densities, with equal weight per task, and of medians by task. `fitted`: split of the maps."""
     held_out = f"Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."
-    cosines = {kind: {task: _finite(by[kind].cosine) for task, by in measured.items()} for kind in SHOWN}
-    lengths = {kind: {task: _finite(by[kind].coefficient) for task, by in measured.items()} for kind in SHOWN}
+    cosines = {kind: {task: _finite(maps[kind].cosine) for task, maps in geometries.items()} for kind in SHOWN}
+    lengths = {kind: {task: _finite(maps[kind].coefficient) for task, maps in geometries.items()} for kind in SHOWN}
     return (
         Lines(
             "cosine",
@@ -75,7 +75,7 @@ def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: 
             "cosine-by-task",
             "Direction by task",
             f"Median cosine between merged and expert features; bars reach from quarter to quarter. {held_out}",
-            tuple(measured),
+            tuple(geometries),
             "cosine",
             tuple(_quartiles(SHOWN[kind], by_task) for kind, by_task in cosines.items()),
         ),
@@ -87,15 +87,15 @@ def _finite(values: Values) -> Values:
 
 
 def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = None) -> tuple[Curve, ...]:
-    """Density of every family: the mean of the tasks' densities."""
+    """Make one curve per family of maps: the mean of the tasks' densities."""
     curves = []
     for kind, by_task in values.items():
         parts = [part for part in by_task.values() if len(part)]
         if parts:
             grid = span(*parts, ends=ends)
             step = float(grid[1] - grid[0])  # a narrower peak would fall between two points
-            heights = [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts]
-            curves.append(Curve(SHOWN[kind], _short(grid), _short(np.mean(heights, axis=0))))
+            densities = [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts]
+            curves.append(Curve(SHOWN[kind], _short(grid), _short(np.mean(densities, axis=0))))
     return tuple(curves)
 
 
@@ -106,7 +106,7 @@ def _quartiles(name: str, by_task: Mapping[str, Values]) -> Series:
 
 
 def bandwidth(values: Values) -> float:
-    """Width h of the kernel."""
+    """Return the width h of the kernel."""
     low, high = np.quantile(values, [0.25, 0.75])
     sizes = [size for size in (float(values.std()), float(high - low) / 1.34) if size > 0]
     return max(0.9 * min(sizes, default=0.0) * math.pow(len(values), -0.2), _LEAST_WIDTH)
@@ -116,14 +116,14 @@ def density(values: Values, grid: Values, *, width: float, ends: Ends | None = N
     """Estimate 1/(n h) sum_i phi((g - v_i) / h) of values v [n] at the points g of a grid [k]; `width`: h."""
     if ends is not None:
         low, high = ends
-        folded = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
-        return np.where((low <= grid) & (grid <= high), folded, 0.0)
+        reflected = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
+        return np.where((low <= grid) & (grid <= high), reflected, 0.0)
     sums = [float(np.exp(-0.5 * ((point - values) / width) ** 2).sum()) for point in grid]
     return np.array(sums) / (len(values) * width * math.sqrt(2 * math.pi))
 
 
 def span(*parts: Values, points: int = _GRID_POINTS, ends: Ends | None = None) -> Values:
-    """Make a grid that covers the densities of all parts, within `ends`."""
+    """Return a grid that covers the densities of all parts, within `ends`."""
     low = min(float(part.min()) - _REACH * bandwidth(part) for part in parts)
     high = max(float(part.max()) + _REACH * bandwidth(part) for part in parts)
     margin = _REACH * (high - low) / points  # room for kernels as wide as a step of the grid

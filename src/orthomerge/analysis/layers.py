@@ -5,16 +5,16 @@ without bias: Song et al. 2012 (HSIC_1), Nguyen et al. 2021, arXiv 2010.15327.
 
     CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y))
 
-The biased CKA is near 1 for anything if inputs are fewer than features. The unbiased HSIC is, up to a factor, with
+The biased CKA of any features is near 1 if inputs are fewer than features. The unbiased HSIC is, up to a factor, with
 K = X X^T and L = Y Y^T whose diagonals are set to zero,
 
     tr(K L) + (1'K1)(1'L1) / ((n-1)(n-2)) - 2 1'K L 1 / (n-2).
 
 It may be a little below 0; NaN where features are constant. Letters: X [n, p], Y [n, q], one row per input.
 
-Hidden states come from `output_hidden_states` of transformers: the embeddings, then every layer, each read as the
-pooling reads the last one. `pooler` and `projection` follow the last layer; before it the first token stands for them.
-T5 as a classifier is read in its decoder. An encoder that returns no hidden states has its features only.
+Hidden states come from `output_hidden_states` of transformers: the embeddings, then every layer, each pooled like the
+last one. `pooler` and `projection` follow the last layer: hidden states are then pooled by their first token.
+For T5 classifiers they are the decoder's. If an encoder returns no hidden states, only its features are compared.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
 
 
 def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
-    """Unbiased CKA of two sets of features of the same inputs."""
+    """Return the unbiased CKA of two sets of features of the same inputs."""
     if len(X) != len(Y) or len(X) < _LEAST:
         raise IncompatibleError(
-            f"CKA compares features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
+            f"CKA needs features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
         )
     X, Y = _centred(X.double()), _centred(Y.double())
     sizes = _hsic(X, X) * _hsic(Y, Y)
@@ -58,10 +58,10 @@ def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
 
 
 def _centred(X: torch.Tensor) -> torch.Tensor:
-    """X with its means subtracted and of norm 1; NaN if nothing varies."""
+    """Subtract the means of X and scale it to norm 1; NaN if it is constant."""
     centred = X - X.mean(0)
-    left = float(centred.square().sum())
-    return centred / (math.sqrt(left) if left > _FLAT * float(X.square().sum()) else math.nan)
+    variation = float(centred.square().sum())
+    return centred / (math.sqrt(variation) if variation > _FLAT * float(X.square().sum()) else math.nan)
 
 
 def _hsic(X: torch.Tensor, Y: torch.Tensor) -> float:
@@ -76,9 +76,9 @@ def _hsic(X: torch.Tensor, Y: torch.Tensor) -> float:
 def layer_figures(
     model: Model, experts: Mapping[str, Model], tasks: Mapping[str, Task], *, detail: Detail, how: Encoding
 ) -> tuple[Heat, ...] | str:
-    """CKA of the model and its experts by layer, and of all encoders; a text says why there are too few inputs."""
-    own = {name: sample(task["test"], most=detail.layers, seed=detail.seed) for name, task in tasks.items()}
-    for name, examples in own.items():
+    """Measure CKA of model and experts by layer, and between all encoders; return a message if inputs are too few."""
+    samples = {name: sample(task["test"], most=detail.layers, seed=detail.seed) for name, task in tasks.items()}
+    for name, examples in samples.items():
         if len(examples) < _LEAST:
             return f"{name!r} has fewer than {_LEAST} test inputs"
     share = min(-(-detail.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
@@ -91,12 +91,12 @@ def layer_figures(
         pooling = head.pooling or encoded.family.default_pooling
         encoder, family = encoded.encoder.runner(pooling)
         processor = how.processor or encoded.processor.processor(head.max_length)
-        return layer_states(encoder, family, pooling, own[task], processor, task=task, how=how)
+        return layer_states(encoder, family, pooling, samples[task], processor, task=task, how=how)
 
     def features(encoded: Model, head: Head) -> torch.Tensor:
         return encode(encoded, mixed, task="all tasks", head=head, how=how).values
 
-    # The model first, so that its encoder is computed once.
+    # Encode the model first, so that a lazy merge is computed once.
     heads = {task: head_of(model.head(task)) for task in tasks}
     merged_states = {task: states(model, task) for task in tasks}
     merged = {name: features(model, head) for name, head in _readers(model, heads).items()}
@@ -134,13 +134,13 @@ def layer_figures(
 
 
 def _readers(model: Model, heads: Mapping[str, Head]) -> dict[str, Head]:
-    """One head for each way in which the heads of a model read the encoder, by its name in a figure."""
-    ways: dict[tuple[str | None, int | None], str] = {}
+    """Select one head per pooling and length that the heads of a model have, by its name in a figure."""
+    tasks: dict[tuple[str | None, int | None], str] = {}
     for task, head in heads.items():
-        ways.setdefault((head.pooling, head.max_length), task)
+        tasks.setdefault((head.pooling, head.max_length), task)
     readers = {}
-    for task in ways.values():
-        name = model.title if len(ways) == 1 else f"{model.title} as {task}"
+    for task in tasks.values():
+        name = model.title if len(tasks) == 1 else f"{model.title} as {task}"
         readers[f"{name} (merged)" if name in heads else name] = heads[task]
     return readers
 
@@ -155,7 +155,7 @@ def layer_states(
     task: str,
     how: Encoding,
 ) -> States:
-    """Encode examples; states of `embeddings`, `layer 0` and each after it, and `features`: what the head reads."""
+    """Encode examples; return states of `embeddings`, `layer 0`, `layer 1`, ..., and the `features` for the head."""
     inner = cls if pooling in _AFTER_LAYERS else family.poolings[pooling]
     reader = _Reader(family.poolings[pooling], inner)
     layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
@@ -167,7 +167,7 @@ def layer_states(
 
 @dataclass(frozen=True)
 class _Reader:
-    """A pooling that puts the states of all layers side by side, [B, sum of widths]; `inner` reads those of one."""
+    """A pooling that concatenates the states of all layers, [B, sum of widths]; `inner` pools one state."""
 
     outer: Pooling
     inner: Pooling
@@ -182,6 +182,6 @@ class _Reader:
 
 
 def _with_states(forward: Forward, encoder: Network, batch: Mapping[str, Any]) -> Any:
-    """Run an encoder with the hidden states of all layers; a custom module without config has its output alone."""
+    """Run an encoder with the hidden states of all layers; a custom module without config returns its output only."""
     options: dict[str, Any] = {} if getattr(encoder, "config", None) is None else {"output_hidden_states": True}
     return forward(encoder, {**batch, **options})

@@ -3,12 +3,12 @@
 van der Maaten and Hinton 2008 (t-SNE); MOMA, arXiv 2412.13526 v3, Figures 1, 2, 9 and 10. Each view is embedded alone,
 then rotated or mirrored onto the expert's by a Procrustes map of the plane, which changes no distance.
 
-An aligner changes a head, not features. `moved` gives merged features changed as little as possible so that the
-expert's head predicts from them what the aligned head predicts from the merged ones,
+An aligner changes a head, not features. `moved` changes merged features as little as possible, such that the expert's
+head predicts from the result what the aligned head predicts from the merged features,
 
     x' = x + W^+ (z'(x) - z(x)).
 
-Letters: X [n, d] what a head reads; W [m, d] the head's first linear map, z and z' what it and the aligned one give.
+Letters: X [n, d] input of a head; W [m, d] the head's first linear map; z and z' its output and the aligned one's.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def points_figure(
     detail: Detail,
     image_bytes: int,
 ) -> Points:
-    """Figure of some of the task's test inputs in three views. `among`: the names of all tasks."""
+    """Plot a sample of the task's test inputs in three views. `among`: the names of all tasks."""
     examples, head, seed = task["test"], comparison.head, detail.seed
-    places = chosen_inputs(examples.labels, len(examples), most=detail.points, seed=seed)
-    rows = torch.from_numpy(places)
+    indices = chosen_inputs(examples.labels, len(examples), most=detail.points, seed=seed)
+    rows = torch.from_numpy(indices)
     merged = test.merged.take(rows).values
     X = {
         "expert": read_by(head, test.expert.take(rows).values),
@@ -67,24 +67,24 @@ def points_figure(
         x, y = rotated(points, onto=planes["expert"]).T if name != "expert" else points.T
         title = f"{name} ({100 * float(comparison.hits[name].mean()):.1f} %)"
         views.append(View(name, title, _short(x), _short(y), tuple(comparison.predicted[name][rows].tolist())))
-    chosen = [examples.inputs[int(place)] for place in places]
-    some = f"{len(places)} of {len(examples)} test inputs" if len(places) < len(examples) else "all test inputs"
+    inputs = [examples.inputs[int(index)] for index in indices]
+    sample = f"{len(indices)} of {len(examples)} test inputs" if len(indices) < len(examples) else "all test inputs"
     return Points(
         figure_key("tsne", task.name, among=among),
         f"{task.name}: what the encoders see",
-        f"t-SNE of {some}, each view by itself and then turned onto the expert's; only who is near whom counts. "
+        f"t-SNE of {sample}, each view by itself and then turned onto the expert's; only who is near whom counts. "
         "Aligned: features moved as little as the aligned head asks for. Accuracy is that on all test inputs.",
         task.name,
         task.labels,
-        (-1,) * len(places) if examples.labels is None else tuple(examples.labels[places].tolist()),
+        (-1,) * len(indices) if examples.labels is None else tuple(examples.labels[indices].tolist()),
         tuple(views),
-        texts=tuple(map(short_text, chosen)) if task.modality == "text" else (),
-        images=thumbnails(chosen, most=image_bytes) if task.modality == "image" else (),
+        texts=tuple(map(short_text, inputs)) if task.modality == "text" else (),
+        images=thumbnails(inputs, most=image_bytes) if task.modality == "image" else (),
     )
 
 
 def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
-    """Embed features [n, d] by t-SNE, centred; equal features fall on one point."""
+    """Embed features [n, d] by t-SNE, centred; constant features are embedded as one point."""
     X = X.double()
     centred = X - X.mean(0)
     if float(centred.square().sum()) <= _FLAT * float(X.square().sum()):
@@ -96,19 +96,19 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
     perplexity = min(_PERPLEXITY, (len(X) - 1) / 3)
     tsne = TSNE(n_components=2, init="pca", learning_rate="auto", perplexity=perplexity, random_state=seed, n_jobs=1)
     points = tsne.fit_transform(centred.float().numpy()).astype(np.float64)
-    placed: Plane = points - points.mean(0)
-    return placed
+    centred_points: Plane = points - points.mean(0)
+    return centred_points
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
-    """Rotate or mirror points so that they lie as near to others as possible."""
+    """Rotate or mirror points so that they are as near to `onto` as possible."""
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
-    turned: Plane = points @ A.T.numpy()
-    return turned
+    rotated_points: Plane = points @ A.T.numpy()
+    return rotated_points
 
 
 def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.Tensor | None:
-    """Compute x' of every row of features; None for a classifier that is no head, beside a head with a hidden layer."""
+    """Compute x' of every row of features; None if the head has a hidden layer and the classifier is not a head."""
     X, first = read_by(head, values), first_map(head)
     if isinstance(classifier, Head):
         change = first_map(classifier)(read_by(classifier, values)) - first(X)
@@ -131,7 +131,7 @@ def short_text(text: str) -> str:
 
 
 def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
-    """Encode every image as a data URI, all within `most` characters; none if that is impossible."""
+    """Encode every image as a data URI, all within `most` characters; return none if they do not fit."""
     for side, colours in _SIZES:
         uris = tuple(_uri(image, side, colours) for image in images)
         if sum(map(len, uris)) <= most:

@@ -1,13 +1,12 @@
-"""Figures and witnesses from what a run has recorded: scores, a search over scales, and a fit.
+"""Figures and witnesses from the records of a run: scores, a search over scales, and a fit.
 
 The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
-2023, arXiv 2212.04089). Coefficients are those of AdaMerging (Yang et al. 2024, arXiv 2310.02575): per task a number,
-or one per tensor, of which a layer's mean is shown. A manifest may come from another program: malformed parts are left
-out.
+2023, arXiv 2212.04089). Coefficients are those of AdaMerging (Yang et al. 2024, arXiv 2310.02575): one number per task,
+or one per tensor, averaged by layer. A manifest may come from another program: malformed parts are left out.
 
 The mask of MOMA (Section 4 and Figure 8), theta = theta_b + M * delta with delta the vector of the merge it started
 from, follows from the weights: M = (theta - theta_b) / delta wherever delta is not zero. An element is masked where M
-is less than half of its maximum, `cap`. Letters: theta, theta_b, delta, M [k], one run of elements.
+is less than half of its maximum, `cap`. Letters: theta, theta_b, delta, M [k], one block of elements.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from orthomerge.models.tensors import Tensors
 _WITH_LABELS = ("knn", "probe")
 _WHOLE = "all layers"
 _LOSSES = {
-    "loss": ("fit-loss", "Training loss of the fit", "Mean of the batches since the last look, summed over tasks."),
-    "held_out": ("fit-held-out", "Held-out loss of the fit", "On inputs that were only looked at, mean over tasks."),
+    "loss": ("fit-loss", "Training loss of the fit", "Mean of the batches since the point before, summed over tasks."),
+    "held_out": ("fit-held-out", "Held-out loss of the fit", "On inputs not used for training, mean over tasks."),
 }
 
 
 def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model: str) -> tuple[Witness, ...]:
-    """Inductive scores with labels on all the tasks, of the model with the digest `model`."""
+    """Return inductive scores of protocols with labels, on all tasks, for the model with the digest `model`."""
     return tuple(
         Witness(line.title, line.mean, line.low, line.high)
         for line in lines(record for record in records if record.inputs.get("model") == model)
@@ -54,7 +53,7 @@ def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model
 
 
 def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
-    """Name of a model in the records: its own name if they have it, else the name of what has its digest."""
+    """Return the name of a model in the records: `name` if it occurs, else that of the model with its digest."""
     if any(record.method == name for record in records):
         return name
     return next((record.method for record in records if record.inputs.get("model") == model), name)
@@ -77,7 +76,7 @@ def scale_figure(search: ScaleSearch) -> Lines:
 
 
 def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
-    """Mean accuracy over the number of inputs per class, with the deviation over seeds; None below two numbers."""
+    """Plot mean accuracy, with its deviation over seeds, by inputs per class; None for a single number of inputs."""
     rows = lines(records)
     groups: dict[Way, list[Line]] = {}
     for line in rows:
@@ -86,12 +85,12 @@ def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
     curves = [_shots_curve(way, group) for way, group in groups.items()]
     if len({count for curve in curves for count in curve.x}) < 2:
         return None
-    whole = (line for line in rows if line.method == method and line.way in groups)
-    flat = {f"{line.title}, all inputs ({line.access})": line for line in whole}
+    all_inputs = (line for line in rows if line.method == method and line.way in groups)
+    levels = {f"{line.title}, all inputs ({line.access})": line for line in all_inputs}
     current = {line.method: line for line in reversed(rows) if line.title == "current"}
-    flat |= {name: current[who] for name, who in (("as it is", method), ("expert", "expert")) if who in current}
+    levels |= {name: current[model] for name, model in (("as it is", method), ("expert", "expert")) if model in current}
     ends = (min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves))
-    curves += [Curve(name, ends, (line.mean, line.mean)) for name, line in flat.items()]
+    curves += [Curve(name, ends, (line.mean, line.mean)) for name, line in levels.items()]
     return Lines(
         "shots",
         "How many inputs it takes",
@@ -115,14 +114,14 @@ def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
 
 
 def fit_figures(facts: Mapping[str, Any]) -> tuple[Lines | Heat, ...]:
-    """Figures of losses and coefficients from the `fit` in the facts of a model, if it was fitted."""
+    """Make figures of losses and coefficients from the `fit` in the facts of a model, if it was fitted."""
     fit = _mapping(facts.get("fit"))
     coefficients = coefficient_figure(_mapping(fit.get("facts")).get("coefficients"))
     return (*loss_figures(fit.get("curve")), *(() if coefficients is None else (coefficients,)))
 
 
 def loss_figures(rows: object) -> tuple[Lines, ...]:
-    """Figures of training and held-out loss, each if it has two values or more; their scales differ."""
+    """Make figures of training and held-out loss, each if it has two values or more; their scales differ."""
     figures = []
     mappings = [_mapping(row) for row in rows] if isinstance(rows, list | tuple) else []
     for name, (key, title, caption) in _LOSSES.items():
@@ -135,7 +134,7 @@ def loss_figures(rows: object) -> tuple[Lines, ...]:
 
 
 def coefficient_figure(table: object) -> Heat | None:
-    """Coefficients by layer and task; None if the table is malformed."""
+    """Make a heat map of coefficients by layer and task; None if the table is malformed."""
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, values in _mapping(table).items():
         groups = by_task.setdefault(str(task), {})
@@ -160,24 +159,24 @@ def coefficient_figure(table: object) -> Heat | None:
 
 @dataclass(frozen=True)
 class Masking:
-    """Share of the changed elements that is masked: in all, and by layer."""
+    """Share of the changed elements that are masked: in total, and by layer."""
 
     total: float
     layers: dict[str, float]
 
     @classmethod
     def of(cls, counts: Iterable[tuple[str, int, int]]) -> Masking:
-        """Add up names of tensors with counts of `masked`."""
-        off: dict[str, int] = {}
+        """Sum the counts of `masked` over tensors, from their names, by layer."""
+        masked_by_layer: dict[str, int] = {}
         changed: dict[str, int] = {}
         for name, masked_count, count in counts:
             layer = layer_of(name)
-            off[layer] = off.get(layer, 0) + masked_count
+            masked_by_layer[layer] = masked_by_layer.get(layer, 0) + masked_count
             changed[layer] = changed.get(layer, 0) + count
         if not sum(changed.values()):
-            raise RecipeError("a mask over a vector of zeros masks nothing; it has no rate")
-        rates = {layer: off[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
-        return cls(sum(off.values()) / sum(changed.values()), rates)
+            raise RecipeError("a masking rate needs a start that differs from the base, got an equal one")
+        rates = {layer: masked_by_layer[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
+        return cls(sum(masked_by_layer.values()) / sum(changed.values()), rates)
 
     def figure(self) -> Bars:
         caption = "Share of the merged vector's elements that the mask makes less than half of; "
@@ -187,7 +186,7 @@ class Masking:
 
 
 def masked(theta: torch.Tensor, base: torch.Tensor, delta: torch.Tensor, *, cap: float = 1.0) -> tuple[int, int]:
-    """Count masked elements, and elements that the start had changed."""
+    """Count masked elements, and elements in which the start differs from the base."""
     changed = delta != 0
     M = (theta.double() - base.double())[changed] / delta.double()[changed]
     return int((cap / 2 > M).sum()), int(changed.sum())
@@ -196,40 +195,40 @@ def masked(theta: torch.Tensor, base: torch.Tensor, delta: torch.Tensor, *, cap:
 def start_masking(
     facts: Mapping[str, Any], tasks: Sequence[str], merged: Tensors, vectors: TaskVectors
 ) -> Masking | str:
-    """Masking of a model fitted by `moma`, whose start is merged again; a text says why there is none.
+    """Measure the mask of a model fitted by `moma`, whose start is merged again; return a message if there is none.
 
     `facts` and `tasks`: of the model. `vectors` must stream in the order of `merged`.
     """
     method = facts["method"]
     parameters = method["parameters"]
     if method["name"] != "moma" or parameters.get("mask") == "none":
-        return f"{method['name']} trains no mask that its weights tell"
+        return f"{method['name']} trained no mask on the weights"
     if tuple(tasks) != vectors.tasks:
         return "the start can be merged again only from all experts, in the order of the merge"
     options = parameters.get("options", {})
     start = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
-    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma takes no other
-    with closing(merge_blocks(vectors, tensor_method, _flat)) as runs:
-        return Masking.of(_counts(merged, runs, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
+    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma accepts no other
+    with closing(merge_blocks(vectors, tensor_method, _flat)) as blocks:
+        return Masking.of(_counts(merged, blocks, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
 
 
-_Run = tuple[str, torch.Tensor, torch.Tensor]
+_FlatBlock = tuple[str, torch.Tensor, torch.Tensor]
 
 
-def _flat(block: Block, weights: torch.Tensor) -> _Run:
-    """Name, base and vector of one run of the start."""
+def _flat(block: Block, weights: torch.Tensor) -> _FlatBlock:
+    """Return name, base and vector of one block of the start."""
     return block.site.key, block.base.reshape(-1), (weights - block.base).reshape(-1)
 
 
 def _counts(
-    merged: Tensors, runs: Iterator[_Run], names: Collection[str], *, cap: float
+    merged: Tensors, start: Iterator[_FlatBlock], names: Collection[str], *, cap: float
 ) -> Iterator[tuple[str, int, int]]:
-    """Counts of each run; the model and its start stream side by side."""
+    """Yield the counts of each block; the model and its start are streamed together."""
     for key, blocks in groupby(merged.blocks(), key=itemgetter(0)):
         theta = torch.cat([block.reshape(-1) for _, block in blocks])
         place = 0
         while key in names and place < len(theta):
-            name, base, delta = next(runs)
+            name, base, delta = next(start)
             if name != key:
                 raise AssertionError(f"the model streams {key!r} where its start streams {name!r}")
             yield key, *masked(theta[place : place + len(base)].float(), base, delta, cap=cap)
@@ -241,5 +240,5 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _number(value: object) -> float:
-    """NaN of anything but a number."""
+    """Convert a number to float, anything else to NaN."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -3,7 +3,7 @@
     lost = expert - merged,    won = aligned - merged,    left = expert - aligned = lost - won,    share = won / lost
 
 in points of mean accuracy over tasks. Test inputs are resampled within each task, the three predictions of an input
-together, so the intervals are paired. The share of a loss that may be zero is undefined and left out.
+together, so the intervals are paired. If the loss may be zero, the share is undefined and left out.
 
 Letters: hits [n] of every task, booleans.
 """
@@ -42,7 +42,7 @@ class Estimate:
         return self.high < 0
 
     def choose(self, *, above: str, below: str, tie: str) -> str:
-        """Choose a text by where the interval lies: above zero, below, or on both sides."""
+        """Choose a text: the interval is above zero, below zero, or contains zero."""
         if self.above:
             return above
         return below if self.below else tie
@@ -57,7 +57,7 @@ class Estimate:
         return f"{_rounded(self.low, digits)} to {_rounded(self.high, digits)}"
 
     def numbers(self, name: str) -> dict[str, float]:
-        """Name value and ends of the interval for a finding."""
+        """Return value and ends of the interval, with names for a finding."""
         return {name: self.value, f"{name}, low": self.low, f"{name}, high": self.high}
 
 
@@ -72,9 +72,9 @@ class Recovery:
 
 
 def difference(first: HitsByTask, second: HitsByTask, *, seed: int = 0) -> Estimate:
-    """Mean accuracy of the first minus that of the second, in points.
+    """Return the mean accuracy of the first minus that of the second, in points.
 
-    Where the two hardly ever differ a bootstrap has no spread: the interval is then Agresti and Min's.
+    If the two hardly ever differ, the bootstrap has no spread; the interval is then Agresti and Min's.
     """
     gap, _ = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
     low, high = min(gap.low, gap.estimate - _Z * gap.error), max(gap.high, gap.estimate + _Z * gap.error)
@@ -89,9 +89,9 @@ def recovery(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, see
 
 
 def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int) -> Estimate:
-    """Share won / lost in percent; its interval is over the resamples that have a loss."""
+    """Return won / lost in percent; its interval is over the resamples that have a loss."""
     generator = np.random.default_rng(seed)
-    patterns = np.arange(8)  # of which of the three are right; inputs with the same pattern are interchangeable
+    patterns = np.arange(8)  # one bit per classifier that is right; inputs of the same pattern are interchangeable
     e, m, a = patterns & 1, (patterns >> 1) & 1, patterns >> 2
     lost, won = np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
     point_lost = point_won = 0.0
@@ -99,16 +99,16 @@ def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed:
         rows = np.stack([expert[task], merged[task], aligned[task]]).astype(np.int64)
         n = rows.shape[1]
         counts = np.bincount(rows[0] + 2 * rows[1] + 4 * rows[2], minlength=8)
-        drawn = generator.multinomial(n, counts / n, size=_RESAMPLES) / n
-        lost += drawn @ (e - m)
-        won += drawn @ (a - m)
+        shares = generator.multinomial(n, counts / n, size=_RESAMPLES) / n
+        lost += shares @ (e - m)
+        won += shares @ (a - m)
         point_lost += float(counts @ (e - m)) / n
         point_won += float(counts @ (a - m)) / n
-    some = lost > 0
-    low, high = np.quantile(won[some] / lost[some], [0.025, 0.975])
+    has_loss = lost > 0
+    low, high = np.quantile(won[has_loss] / lost[has_loss], [0.025, 0.975])
     return Estimate(100 * (point_won / point_lost), 100 * float(low), 100 * float(high))
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Round without -0."""
+    """Format a rounded number, never as -0."""
     return f"{round(value, digits) + 0.0:.{digits}f}"

@@ -1,7 +1,7 @@
 """Verdict in words: what was lost, what an aligner recovers, what remains, and what to try next.
 
-Every sentence is listed with its numbers. What intervals do not separate is called a tie; the share of a loss that may
-be zero is not given.
+Every sentence is listed with its numbers. A difference whose interval contains zero is called a tie; if the loss may be
+zero, no share of it is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orthomerge.analysis.recovery import HitsByTask, Recovery, difference, recov
 from orthomerge.core.errors import some
 from orthomerge.data.task import Access
 
-_NEAR = 1.0  # points that do not matter in practice
+_NEAR = 1.0  # points below which a difference does not matter in practice
 _MOST_OF_IT = 90.0  # percent from which a loss counts as fully explained
 _FEW = 25.0  # inputs per class below which an aligner may lack data
 
@@ -37,10 +37,10 @@ class Witness:
 class Case:
     """Evidence of a verdict: hits by task on test inputs, readings by family and task, in the same order.
 
-    `base`: the base with the experts' heads: hits, or mean accuracy in percent. `per_class`: the fewest inputs per
-    class that an aligner was fitted to. `free`: it adds no parameter. `access`: which inputs the merge itself was
-    fitted to. `scales`: a score by scale; `scale`: that of the merge. `commands`: what can be tried next: `align`
-    (writes a model), `score` (makes a table), `refit`, `probe`.
+    `base`: hits of the base with the experts' heads, or its mean accuracy in percent. `per_class`: the fewest inputs
+    per class that the aligner was fitted to. `free`: whether it adds no parameter. `access`: of the inputs that the
+    merge was fitted to. `scales`: score by scale; `scale`: that of the merge. `commands`: command lines to suggest:
+    `align` (writes a model), `score` (makes a table), `refit`, `probe`.
     """
 
     method: str
@@ -70,7 +70,7 @@ class Case:
 
 
 def verdict(case: Case) -> tuple[Finding, ...]:
-    """Make all findings, the most important first."""
+    """Return all findings, the most important first."""
     outcome = recovery(case.expert, case.merged, case.aligned, seed=case.seed)
     findings = [_accuracy(case, outcome), _misalignment(case, outcome), _remainder(case, outcome)]
     findings += [_rotation(case), _worst_task(case), _conflicts(case), _scale(case), _next_step(case, outcome)]
@@ -100,7 +100,7 @@ def _accuracy(case: Case, outcome: Recovery) -> Finding:
 
 
 def _against_base(case: Case) -> str:
-    """Compare the base with the merge, if its hits are known."""
+    """Compare the base with the merge, if the base's hits are given."""
     if not isinstance(case.base, Mapping):
         return ""
     gain = difference(case.merged, case.base, seed=case.seed)
@@ -163,7 +163,7 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
 
 
 def _rotation(case: Case) -> Finding | None:
-    """Tell whether the map is a rotation: held-out distance and accuracy, orthogonal against linear."""
+    """Decide whether the map is a rotation, from held-out distance and accuracy: orthogonal against linear."""
     raw, orthogonal, linear, rigid = map(case.family_distance, ("none", "orthogonal", "linear", "rigid"))
     if any(map(math.isnan, (raw, orthogonal, linear))):
         return None
@@ -212,9 +212,9 @@ def _worst_task(case: Case) -> Finding | None:
         text += f"; {some(near)} may lose as much (the intervals overlap)."
     else:
         text += f", clearly more than the next, {order[1]!r} ({second.value:.1f})."
-    kept = [task for task in order if not losses[task].above]
-    if kept:
-        text += f" No loss is certain on {some(kept)}."
+    unharmed = [task for task in order if not losses[task].above]
+    if unharmed:
+        text += f" No loss is certain on {some(unharmed)}."
     return Finding("Which task suffers", text, numbers)
 
 
@@ -241,15 +241,15 @@ def _conflicts(case: Case) -> Finding | None:
 
 
 def _scale(case: Case) -> Finding | None:
-    """Tell whether another scale is better on validation inputs."""
-    scales, own = case.scales, case.scale
+    """Report whether another scale is better on validation inputs."""
+    scales, current = case.scales, case.scale
     if not scales:
         return None
     best = max(scales, key=lambda scale: (scales[scale], -scale))
     text = f"Of the scales tried on validation inputs {best:g} is the best ({scales[best]:.1f} in the mean)"
-    at_own = [score for scale, score in scales.items() if own is not None and math.isclose(scale, own, abs_tol=1e-9)]
-    if at_own and at_own[0] < scales[best]:
-        text += f"; at {own:g}, as merged, it is {at_own[0]:.1f}"
+    near = [scale for scale in scales if current is not None and math.isclose(scale, current, abs_tol=1e-9)]
+    if near and scales[near[0]] < scales[best]:
+        text += f"; at {current:g}, as merged, it is {scales[near[0]]:.1f}"
     if best in (min(scales), max(scales)) and len(scales) > 1:
         text += "; it lies at the end of what was tried"
     return Finding("Scale", f"{text}.", {f"at {scale:g}": score for scale, score in scales.items()})
@@ -274,5 +274,5 @@ def _next_step(case: Case, outcome: Recovery) -> Finding | None:
 
 
 def _mean(hits: HitsByTask) -> float:
-    """Mean accuracy over tasks in percent."""
+    """Return the mean accuracy over tasks in percent."""
     return 100 * fmean(float(part.mean()) for part in hits.values())

@@ -1,1 +1,1 @@
-"""The verbs of the library, one file per verb: names in, values out."""
+"""Functions of the library, one file per function."""

@@ -32,13 +32,13 @@ def analogy(
 ) -> Analogous:
     """Make a model for `task` as C + (B - A), scored with the head of C; an expert of the task is scored beside it.
 
-    `of`: "a:b::c", a is to b as c is to the task. `data`: its labelled validation and test data. `independent`: one
-    coefficient for C and one for B - A.
+    `of`: "a:b::c", a is to b as c is to the task. `data`: its labelled validation and test data. `independent`: search
+    separate coefficients for C and B - A.
     """
     form = Form.parse(of) if isinstance(of, str) else of
     if task in (form.a, form.b, form.c):
         raise RecipeError(
-            f"the data is of the fourth task, and {task!r} is one of the three of the analogy; give it a new name"
+            f"the data must be of a fourth task, but {task!r} is one of the three of the analogy; give it a new name"
         )
     check_vectors(experts, (form.a, form.b, form.c))
     tasks = labelled_tasks({task: data}, {task: experts.heads[form.c].labels}, experts.family.modality)

@@ -42,10 +42,10 @@ def diagnose(
 ) -> Diagnosis:
     """Measure how much of what a merge lost is misalignment, which new heads recover, and how much is gone.
 
-    `data`: labelled test inputs and a train or val split by task, or a folder with a file per task. `experts`: those
-    that the model was made from; else they are opened again, where `experts` and `base` say they are now. `records`:
-    scores of the same model. `scales`: also merge at scales from 0.1 to 1. `commands`: what the verdict may suggest.
-    `out`: a run folder, whose records are used too and where the diagnosis is written.
+    `data`: labelled test inputs and a train or val split by task, or a folder with a file per task. `experts`: the
+    opened experts of the model; else they are opened at their recorded paths, or at those in `experts` and `base`.
+    `records`: scores of the same model. `scales`: also merge at scales from 0.1 to 1. `commands`: commands that the
+    verdict may suggest. `out`: a run folder, whose records are used too and where the diagnosis is written.
     """
     if out is not None:
         records = [*records, *_records(Path(out))]
@@ -56,13 +56,13 @@ def diagnose(
         moved = experts or {}
         names = [task for task in value.tasks if task in tasks]
         experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=names)
-        if commands is None and folder is not None and all(isinstance(each, str) for each in sources.values()):
+        if commands is None and folder is not None and all(isinstance(source, str) for source in sources.values()):
             aligner = "auto" if detail is None else detail.aligner
             commands = suggested_commands(str(model), sources, experts, aligner=aligner, base=base, moved=moved)
     search = scales if isinstance(scales, ScaleSearch) else None
     if scales is True:
         if not experts.has_base:
-            raise RecipeError("--scales merges anew, which needs the base: give --base too")
+            raise RecipeError("--scales merges again, which needs the base; give --base too")
         search = scale_curve(experts, sources, encoding=encoding, progress=progress)
     diagnosis = compare(
         value,
@@ -82,7 +82,7 @@ def diagnose(
 
 
 def _records(out: Path) -> list[Record]:
-    """The records of a run folder, which is made if necessary and refused if it cannot be written to."""
+    """Return the records of a run folder, which is created if necessary and must be writable."""
     check_claim(out, [FILE])
     try:
         out.mkdir(parents=True, exist_ok=True)

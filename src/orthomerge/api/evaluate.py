@@ -45,10 +45,10 @@ def evaluate(
     """Score models on labelled test inputs, by task or in a folder, and compare them; nothing is written.
 
     `models`: one or several models or paths, by name if names matter. `protocols`: names of protocols and aligners, or
-    `EvaluationProtocol` objects. `experts`: those that the models were made from; else the first model's are opened
-    again if needed, where `experts` and `base` say they are now. `references`: also score the base with the experts'
-    heads, and the experts. `against`: the name to compare with, the best if None. `margin`: a share below which two may
-    be called comparable. `suite`: a name for the records.
+    `EvaluationProtocol` objects. `experts`: the opened experts of the models; else those of the first model are opened
+    if needed, at their recorded paths or at those in `experts` and `base`. `references`: also score the base with the
+    experts' heads, and the experts. `against`: the name to compare with, the best if None. `margin`: accuracies that
+    differ by less may be called comparable (0.01 is a point). `suite`: a name for the records.
     """
     chosen = [EvaluationProtocol.of(protocol) for protocol in protocols]
     if not chosen:
@@ -58,10 +58,10 @@ def evaluate(
     subjects, first, folder, data = _subjects(models, data)
     labels = {task: model.head(task).labels for subject in reversed(subjects) for task, model in subject.models.items()}
     tasks = labelled_tasks(data, labels, first.family.modality)
-    needed = any("expert" in protocol.needs for protocol in chosen)
-    if not isinstance(experts, Experts) and (experts or needed or references):
-        wanted = tuple(tasks) if needed or not experts else tuple(experts)
-        experts = reopen_experts(first, folder=folder, base=base, experts=experts, tasks=wanted)
+    needs_all = any("expert" in protocol.needs for protocol in chosen)
+    if not isinstance(experts, Experts) and (experts or needs_all or references):
+        names = tuple(tasks) if needs_all or not experts else tuple(experts)
+        experts = reopen_experts(first, folder=folder, base=base, experts=experts, tasks=names)
     teachers: dict[str, Model] = {}
     if isinstance(experts, Experts):
         teachers = {task: experts.teacher(task) for task in tasks if task in experts.tasks}
@@ -76,7 +76,7 @@ def evaluate(
 def _subjects(
     models: Named, data: Mapping[str, Any] | str | Path
 ) -> tuple[list[Subject], Model, Path | None, Mapping[str, Any]]:
-    """What is scored, under unique names; the first model and its folder; the source of each task."""
+    """Return uniquely named subjects, the first model and its folder, and the source of each task."""
     subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
     for name, item in _listed(models):
         if isinstance(item, Subject):
@@ -86,7 +86,7 @@ def _subjects(
             model, folder = resolve(item)
             data = sources_of(data, model.tasks)
             for task in data:
-                model.head(task)  # refuses a task that it does not have
+                model.head(task)  # raises if the model does not have the task
             subject = Subject.of(model, data)
             sources.append((model, folder))
         subjects.append(subject if name is None else replace(subject, name=name))
@@ -96,7 +96,7 @@ def _subjects(
 
 
 def _listed(models: Named) -> list[tuple[str | None, One]]:
-    """Each model with the name that the caller gave it."""
+    """Return each model with its name if the caller gave one, else None."""
     items: list[tuple[str | None, One]]
     if isinstance(models, Mapping):
         items = list(models.items())
@@ -111,7 +111,7 @@ def _listed(models: Named) -> list[tuple[str | None, One]]:
 def read_protocols(
     names: Sequence[str], aligners: Sequence[str], *, shots: Sequence[str], seeds: int, access: Sequence[str]
 ) -> list[EvaluationProtocol]:
-    """Every protocol and aligner of a command line, with every number of shots and every access."""
-    more = {"shots": [parse_value(text) for text in shots], "seeds": seeds, "access": list(access)}
-    chosen = [{"protocol": name} for name in names] + [{"aligner": name} for name in aligners]
-    return protocols_of([build(Scoring, {**which, **more}, where="--protocol") for which in chosen], "train")
+    """Return every combination of the protocols, aligners, shots and accesses of a command line."""
+    options = {"shots": [parse_value(text) for text in shots], "seeds": seeds, "access": list(access)}
+    scorings = [{"protocol": name} for name in names] + [{"aligner": name} for name in aligners]
+    return protocols_of([build(Scoring, {**item, **options}, where="--protocol") for item in scorings], "train")

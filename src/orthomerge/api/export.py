@@ -17,10 +17,10 @@ def export(
     out: str | Path,
     *,
     task: str | None = None,
-    format: Literal["transformers", "onnx"] = "transformers",  # noqa: A002 - the word of the command line
+    format: Literal["transformers", "onnx"] = "transformers",  # noqa: A002 - the name of the flag
     force: bool = False,
 ) -> dict[str, object]:
-    """Write one task as a folder that a stock class loads, or one task or all as an ONNX graph.
+    """Write one task as a folder that a transformers class loads, or one task or all as an ONNX graph.
 
     Return the inputs and outputs of the graph, or the task.
     """
@@ -33,7 +33,7 @@ def export(
 
         return export_onnx(value, target, task=task, force=force, inputs=inputs)
     if task is None:
-        raise RecipeError("a stock classifier has one head: name the 'task', or write ONNX")
+        raise RecipeError("a transformers classifier has one head; give the 'task', or format='onnx'")
     from orthomerge.models.writing import write_stock as write
 
     write(value, task, target, force=force, inputs=inputs)

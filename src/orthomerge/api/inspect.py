@@ -22,5 +22,5 @@ def inspect(path: str | Path, *, headers: bool = False, verify: bool = False) ->
     problems = verify_folder(Path(path))
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise OutputError(f"{path} is not what was written:\n{lines}\nmerge again, or fetch it again")
+        raise OutputError(f"{path} is not what was written:\n{lines}\nmerge again, or download it again")
     return {"path": str(path), "ok": True}

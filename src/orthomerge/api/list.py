@@ -1,4 +1,4 @@
-"""List what can be chosen by name: methods, aligners, protocols, families, suites."""
+"""List methods, aligners, protocols, families or suites."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _TABLES = {
 }
 
 
-def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - the verb of the library, used as om.list
-    """A table of what can be chosen by name, or of the options of one entry."""
+def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - used as om.list
+    """Return a table of methods, aligners, protocols, families or suites, or of the options of one of them."""
     if kind not in _TABLES:
         raise RecipeError(f"unknown kind {kind!r}; {nearest(kind, _TABLES)}")
     module, _, attribute = _TABLES[kind].partition(":")
@@ -36,7 +36,7 @@ def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - the verb 
 
 
 def _options(row: Any, kind: str) -> Table:
-    """The options of one entry, with its reference and its documentation below."""
+    """Return a table of the options of one entry, with its reference and documentation below."""
     if kind in ("families", "suites"):
         facts = (
             {"model types": row.model_types, "pooling": row.poolings} if kind == "families" else {"tasks": row.tasks}
@@ -58,7 +58,7 @@ def _second(row: Any, kind: str) -> str:
 
 
 def _note(row: Any, kind: str) -> str:
-    """What a user must know before choosing it."""
+    """Describe what an entry needs or adds."""
     if kind in ("families", "suites"):
         return str(row.modality) if kind == "families" else f"{len(row.tasks)} tasks"
     if getattr(row, "fitted", False):

@@ -9,5 +9,5 @@ from orthomerge.models.saved import read_model
 
 
 def load(path: str | Path, *, verify: bool = True) -> Model:
-    """Load a folder that `merge` wrote. Every byte that is used is compared with its recorded hash."""
+    """Load a folder that `merge` wrote. `verify`: compare every file with its recorded hash when it is read."""
     return read_model(Path(path).expanduser(), verify=verify)

@@ -37,17 +37,17 @@ def merge(
     limit: int | None = None,
     **options: Any,
 ) -> Model:
-    """Merge experts into one model with all their heads; without `data`, weights are computed when they are used.
+    """Merge experts into one model with all their heads. Without `data`, weights are computed when they are used.
 
-    `experts`: as in `open`, or what it returned. `method`: a name with its `options`, or an object such as
+    `experts`: as in `open`, or its result. `method`: a name with its `options`, or an object such as
     `Ties(density=0.2)`. `data`: unlabelled inputs by task, or a folder with a file per task, to which the merge is
-    fitted. `scale="auto"`: the best on the validation inputs of `data`. `vector`: an expression over task vectors, such
-    as "c + (b - a)". `device`: of a fit, or of a method that decomposes matrices.
+    fitted. `scale="auto"`: search the best scale on the validation inputs of `data`. `vector`: an expression over task
+    vectors, such as "c + (b - a)". `device`: for a fit, or for a method that decomposes matrices.
     """
     if not isinstance(experts, Experts):
         experts = open_named(experts, base=base)
     elif base is not None:
-        raise RecipeError("these experts were opened with their base already; leave 'base' out")
+        raise RecipeError("these experts were already opened with a base; leave out 'base'")
     searched = isinstance(method, str) and options.get("scale") == AUTO
     if isinstance(method, str) and method == AUTO:
         method = "task_arithmetic" if data is None or searched else "realign"

@@ -50,7 +50,7 @@ def negate(
         if task not in data:
             raise RecipeError(f"there is no data of {task!r}; give --data {task}=PATH")
         if heads == "expert" and task not in experts.tasks:
-            raise RecipeError(f"'--heads expert' reads {task!r} by its expert's head; give its expert too")
+            raise RecipeError(f"'--heads expert' scores {task!r} with its expert's head; give its expert too")
     sources = {task: data[task] if isinstance(data[task], Task) else read_task(data[task]) for task in tested}
     labels = {task: experts.heads[task].labels if heads == "expert" else sources[task].labels for task in tested}
     tasks = labelled_tasks(sources, labels, experts.family.modality)

@@ -1,4 +1,4 @@
-"""Open a base and experts: headers only, every problem listed at once."""
+"""Open a base and experts from headers; all problems are listed at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.opening import HeadNames, Named, opening_of
 
 
-def open(  # noqa: A001 - the verb of the library, used as om.open
+def open(  # noqa: A001 - used as om.open
     experts: Named,
     *,
     base: Any = None,
@@ -22,10 +22,10 @@ def open(  # noqa: A001 - the verb of the library, used as om.open
     heads: Mapping[str, HeadNames | Mapping[str, Any]] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
 ) -> Experts:
-    """Open experts and their base from headers and compare them; every problem is listed at once.
+    """Open experts and their base from headers and compare them; all problems are listed at once.
 
     `experts`: task name -> folder, file, adapter, hub id, live model, or (live model, tokenizer); or a list of paths.
-    `base`: the model they were fine-tuned from, in any of these forms. `pooling`: of heads whose expert does not say.
+    `base`: the model they were fine-tuned from, in any of these forms. `pooling`: for heads whose expert records none.
     `prefix`: of the encoder in a module of your own. `ignore`: patterns of tensors to leave out. `missing`: "base"
     takes tensors that an expert lacks from the base. `heads` and `labels`: by task.
     """

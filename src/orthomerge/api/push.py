@@ -12,7 +12,8 @@ from orthomerge.models.pushing import plan_upload, send
 def push(model: Model | str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
     """Upload a model, or a folder that verifies, to `repo` (org/name) on the Hub; return the address of the commit.
 
-    `private`: of a new repository. `revision`: a branch, main if None. The token is HF_TOKEN, or of `hf auth login`.
+    `private`: make a new repository private. `revision`: a branch, main if None. The token is HF_TOKEN, or that of
+    `hf auth login`.
     """
     if not isinstance(model, Model):
         return send(plan_upload(model, repo, private=private, revision=revision))

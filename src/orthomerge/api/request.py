@@ -1,4 +1,4 @@
-"""A recipe from what a command line says, and from a file, whose keys give way."""
+"""Build a recipe from a command line and perhaps a file, whose keys it overrides."""
 
 from __future__ import annotations
 
@@ -31,46 +31,40 @@ def read_request(
     edit: bool = False,
     **options: Any,
 ) -> Recipe:
-    """The recipe that a command line asks for.
+    """Return the recipe of a command line.
 
     `words`: experts, or a recipe file and perhaps the output. `settings`: options of the method or keys of the recipe,
-    as texts. `data`, `split`, `limit`, `device`: of a fit. `options`: other keys, None where nothing is said. `edit`:
-    the command merges nothing, so the recipe may neither fit nor align.
+    as texts. `data`, `split`, `limit`, `device`: of a fit. `options`: other keys, None if not given. `edit`: the
+    command merges nothing, so the recipe may neither fit nor align.
     """
     where, document, rest = _document(words)
     if options.get("base") is None:
         _check_base(words)
     if rest and options.get("out") is not None:
-        raise RecipeError(f"the output is named twice, {rest[0]!r} and --out; leave one out")
+        raise RecipeError(f"there are two outputs, {rest[0]!r} and --out; leave out one")
     document |= {"out": rest[0]} if rest else {}
     if options.get("method", document.get("method")) != document.get("method") and options["method"] is not None:
-        document["parameters"] = {}  # options of another method mean nothing to this one
+        document["parameters"] = {}  # they belong to another method
     document |= {key: value for key, value in options.items() if value is not None}
     _set(document, read_options(settings), where)
     for section in ("align", "fit") if edit else ():
         if section in document:
-            raise RecipeError(f"{where}: this command has no use for the section {section!r}; leave it out")
+            raise RecipeError(f"{where}: this command does not use the section {section!r}; leave it out")
     if "experts" not in document:
         raise RecipeError(f"{where}: {_NOTHING}")
     sources = sources_of(data, document["experts"]) if data else {}
-    fit = {
-        "data": {task: str(source) for task, source in sources.items()} or None,
-        "split": split,
-        "limit": limit,
-        "device": device,
-    }
+    fit = {"data": sources or None, "split": split, "limit": limit, "device": device}
     document |= _fit(document, {key: value for key, value in fit.items() if value is not None})
-    recipe = build(Recipe, document, where=where)
-    return recipe.with_fit_data(sources) if sources else recipe
+    return build(Recipe, document, where=where)
 
 
 def read_options(settings: Mapping[str, str] | None) -> dict[str, Any]:
-    """Values of `--set KEY=VALUE`, read as in a recipe."""
+    """Parse the values of `--set KEY=VALUE` as in a recipe."""
     return {key: parse_value(value) for key, value in (settings or {}).items()}
 
 
 def _document(words: Sequence[str]) -> tuple[str, dict[str, Any], Sequence[str]]:
-    """Where a request comes from, its keys, and what follows the name of a recipe file."""
+    """Return the name of the source for messages, its keys, and the words after a recipe file."""
     if not words:
         raise RecipeError(_NOTHING)
     path, *rest = words
@@ -82,7 +76,7 @@ def _document(words: Sequence[str]) -> tuple[str, dict[str, Any], Sequence[str]]
 
 
 def _check_base(words: Sequence[str]) -> None:
-    """Refuse a base among the experts, which is the natural first try."""
+    """Refuse a base among the experts, a common first mistake."""
     base = next((word for word in words if "=" not in word and Path(word).name.lower() in ("base", "base_model")), None)
     if base is not None and len(words) > 1:
         others = " ".join(word for word in words if word != base)
@@ -93,10 +87,10 @@ def _check_base(words: Sequence[str]) -> None:
 
 
 def _set(document: dict[str, Any], options: Mapping[str, Any], where: str) -> None:
-    """Change keys of a recipe, and options of its method."""
-    own = set(schema(Recipe)) - {"parameters", "experts"}
-    document |= {key: value for key, value in options.items() if key in own}
-    parameters = {key: value for key, value in options.items() if key not in own}
+    """Set keys of a recipe, or else options of its method."""
+    keys = set(schema(Recipe)) - {"parameters", "experts"}
+    document |= {key: value for key, value in options.items() if key in keys}
+    parameters = {key: value for key, value in options.items() if key not in keys}
     if parameters:
         before = document.get("parameters") or {}
         if not isinstance(before, dict):
@@ -105,7 +99,7 @@ def _set(document: dict[str, Any], options: Mapping[str, Any], where: str) -> No
 
 
 def _fit(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `fit` with what the command line says; the device alone where the method looks at no inputs."""
+    """Return the keys that flags of a fit set: the section `fit`, or only `device` if the method uses no inputs."""
     from orthomerge.merging.methods import find_method
 
     parameters, method = document.get("parameters"), str(document.get("method", AUTO))
@@ -115,8 +109,8 @@ def _fit(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
         return {"fit": {**section, **fit} if isinstance(section, dict) else section}
     unused = sorted(set(fit) - ({"data", "device"} if searched else {"device"}))
     if unused == ["data"]:
-        what = f"{method!r} looks at no inputs: --data is for fitted methods and --set scale=auto"
-        raise RecipeError(f"{what}; leave it out")
+        message = f"{method!r} looks at no inputs: --data is for fitted methods and --set scale=auto; leave it out"
+        raise RecipeError(message)
     if unused:
         raise RecipeError(f"--{unused[-1]} is for a method that is fitted to inputs (--data); leave it out")
     return {"device": fit["device"]} if "device" in fit else {}

@@ -1,4 +1,4 @@
-"""Named suites: merges of their experts, scored and diagnosed."""
+"""Score and diagnose merges of the experts of a named suite."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def evaluate_suite(
     merged = with_unique_names([Subject(method, {}, parameters) for method, parameters in merges])
     names = [*_REFERENCES, *(subject.name for subject in merged)]
     if against is not None and against not in names:
-        raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, names)}")
+        raise RecipeError(f"--against {against}: no model has this name; {nearest(against, names)}")
     suite = build_suite(name, device=device, **place)
-    made = [Subject.of(suite.merged(method, parameters), suite.tasks) for method, parameters in merges]
-    made = [replace(subject, parameters=merge[1]) for subject, merge in zip(made, merges, strict=True)]
+    subjects = [
+        replace(Subject.of(suite.merged(method, parameters), suite.tasks), parameters=parameters)
+        for method, parameters in merges
+    ]
     return evaluate(
-        with_unique_names([*suite.references().values(), *made]),
+        with_unique_names([*suite.references().values(), *subjects]),
         suite.tasks,
         experts=suite.experts(),
         against=against,
@@ -90,7 +92,7 @@ def diagnose_suite(
 
 
 def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:
-    """A method and its options, both of which must exist, from "ties: density: 0.3"."""
+    """Parse "ties: density: 0.3" into a method and its options, and check both."""
     name, _, options = text.partition(":")
     parameters = parse_value(f"{{{options}}}") if options else {}
     make_method(name, parameters, tasks=find_suite(suite).tasks)
@@ -98,7 +100,7 @@ def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _method_text(model: Model) -> str | None:
-    """How `evaluate --method` names what made a model; None for what it cannot make."""
+    """Format the method of a model as for `evaluate --method`; None if that flag cannot express it."""
     facts = model.origin.facts
     if "fit" in facts or "alignment" in facts:
         return None

@@ -25,15 +25,15 @@ def align(
     *,
     model: SavedModel,
     data: Unlabelled = None,
-    split: Annotated[Split, Input("Split of the data; with `test`, what is measured there is transductive.")] = "train",
+    split: Annotated[Split, Input("Split of the data; `test` makes later scores on it transductive.")] = "train",
     limit: Limit = None,
     columns: Columns,
-    aligner: Annotated[str, How("See `list aligners`.", "NAME")] = "auto",
+    aligner: Annotated[str, How("Aligner (`list aligners`).", "NAME")] = "auto",
     settings: Annotated[
         Mapping[str, str] | None,
         How("Option of the aligner (`list aligners NAME`), repeated.", "KEY=VALUE", name="--set"),
     ] = None,
-    seed: Annotated[int, How("Of --limit, and of aligners that draw at random.", "N")] = 0,
+    seed: Annotated[int, How("Random seed of --limit and of random aligners.", "N")] = 0,
     out: Out,
     force: Force = False,
     places: Places,
@@ -42,7 +42,7 @@ def align(
 ) -> None:
     """Fit the heads of a merged model to its encoder.
 
-    Inputs need no labels: the experts say what the heads should answer. The encoder stays as it is, and most aligners
+    Inputs need no labels: the targets are the outputs of the experts. The encoder does not change, and most aligners
     add no parameters.
     """
     from orthomerge.api.request import read_options

@@ -30,7 +30,7 @@ def analogy(
     base: Base = None,
     of: Annotated[str, Input("A is to B as C is to the task of --data.", "A:B::C")],
     data: Annotated[Mapping[str, str], Input("Labelled validation and test data of the new task.", "TASK=PATH")],
-    independent: Annotated[bool, How("One coefficient for C and one for B - A: all pairs of the grid.")] = False,
+    independent: Annotated[bool, How("Search separate coefficients for C and B - A.")] = False,
     grid: Grid = None,
     out: OutIfAny = None,
     dtype: Dtype = None,
@@ -40,13 +40,13 @@ def analogy(
 ) -> None:
     """Make a model for a task without training data.
 
-    C + (B - A), scored with the head of C. An expert of the task itself is the ceiling.
+    The model is C + (B - A) with the head of C. An expert of the task itself, if given, is scored for comparison.
     """
     from orthomerge.evaluation.editing import Form
 
     form = Form.parse(of)
     if len(data) > 1:
-        raise RecipeError(f"an analogy makes one task, got --data of {len(data)}")
+        raise RecipeError(f"an analogy is for one task, got --data of {len(data)}")
     ((task, source),) = data.items()
     request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
     with display.progress() as progress:

@@ -7,12 +7,15 @@ interrupted.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -22,8 +25,9 @@ import click
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.core.version import VERSION
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PATIENCE = 3.0  # seconds after a signal in which no other one counts
+_PATIENCE = 3.0  # seconds after a signal in which others are ignored
 
 _GROUPS = {  # names of commands; each is a module of this package
     "Make": ("merge",),
@@ -56,7 +60,7 @@ Exit codes: 0 done, 2 arguments, 3 checkpoint, 4 inputs do not fit together,
 
 
 class _App(click.Group):
-    """The first screen: examples, and the commands in groups; a command is imported when it is used."""
+    """Group of all commands, with examples on its help screen; a command is imported when it is used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _load(cmd_name) if cmd_name in self.commands else None
@@ -83,7 +87,7 @@ def _load(name: str) -> click.Command:
 
 app = _App(
     "orthomerge",
-    commands=[click.Command(name) for names in _GROUPS.values() for name in names],  # which are not imported yet
+    commands=[click.Command(name) for names in _GROUPS.values() for name in names],  # imported when used
     help="Merge fine-tuned classifiers into one encoder with all their labels.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[],
@@ -92,9 +96,9 @@ click.version_option(VERSION, "-V", "--version", prog_name="orthomerge", message
 
 
 def _handle_signals() -> list[int]:
-    """End the run in order on SIGINT and SIGTERM; another signal at once does not disturb it while it clears up.
+    """Exit on SIGINT and SIGTERM with cleanup, which a second signal within seconds does not disturb.
 
-    Signals that ended the run are added to the list that is returned.
+    The returned list receives the signal.
     """
     last, received = -_PATIENCE, list[int]()
 
@@ -106,7 +110,7 @@ def _handle_signals() -> list[int]:
             raise SystemExit(128 + number)
 
     def raise_again(ignored: sys.UnraisableHookArgs) -> None:
-        """Python drops what is raised inside a `__del__`: send the signal again, a moment later."""
+        """Send the signal again, since Python drops exceptions that are raised inside a `__del__`."""
         nonlocal last
         if not (received and isinstance(ignored.exc_value, SystemExit)):
             sys.__unraisablehook__(ignored)
@@ -121,27 +125,27 @@ def _handle_signals() -> list[int]:
 
 
 def _refuse(error: click.ClickException) -> NoReturn:
-    """Print what is wrong with a command line and which help explains it, and exit."""
+    """Print the error of a command line and the command of its help, and exit."""
     context = getattr(error, "ctx", None)
-    old = getattr(error, "option_name", getattr(error, "command_name", ""))
+    name = getattr(error, "option_name", getattr(error, "command_name", ""))
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         sys.stderr.write(f"{error.format_message()}\n")
     else:
         path = "orthomerge" if context is None else context.command_path
-        message = f"{old} is {_RENAMED[old]} now" if old in _RENAMED else error.format_message()
+        message = f"{name} is {_RENAMED[name]} now" if name in _RENAMED else error.format_message()
         sys.stderr.write(f"orthomerge: {message}\nTry: {path} -h\n")
     raise SystemExit(error.exit_code) from None
 
 
 def main() -> None:
-    """Run a command: our errors become a message and an exit code, never a traceback unless `--verbose` asks for it."""
+    """Run a command; our errors become a message and an exit code, with a traceback only for `--verbose`."""
     received = _handle_signals()
     try:
         code = app.main(prog_name="orthomerge", standalone_mode=False)
     except (SystemExit, Exception) as error:
-        # Libraries that are interrupted while they are imported may make another error of it.
+        # Libraries that are interrupted during their import may raise another error.
         if received:
-            sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind: run it again to go on\n")
+            sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind; run again to continue\n")
             raise SystemExit(128 + received[0]) from None
         if isinstance(error, click.ClickException):
             _refuse(error)
@@ -150,18 +154,29 @@ def main() -> None:
                 traceback.print_exc()
             sys.stderr.write(f"orthomerge: {error}\n")
             raise SystemExit(error.exit_code) from None
-        if isinstance(error, OSError):  # of standard output, say: every file of ours has its own message
+        if isinstance(error, OSError):  # for example of standard output; files have their own errors
             sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
             raise SystemExit(1) from None
         raise
     raise SystemExit(code)
 
 
-def run() -> NoReturn:
-    """Run a command as the script `orthomerge` and end the process at once.
+def _keep_freed_memory() -> None:
+    """Let glibc keep freed blocks: memory that goes back to the kernel after each tensor costs page faults again."""
+    with suppress(OSError, AttributeError):
+        tune = ctypes.CDLL("libc.so.6").mallopt
+        tune(_M_MMAP_THRESHOLD, 32 << 20)
+        tune(_M_TRIM_THRESHOLD, 256 << 20)
 
-    Taking torch down module by module costs as much CPU time as a small merge.
+
+def run() -> NoReturn:
+    """Run a command as the script `orthomerge`, and end the process at once.
+
+    An ordinary exit unloads torch module by module, which takes as long as a small merge. So does collecting garbage
+    among the million objects that its import makes, all of which stay.
     """
+    gc.set_threshold(100_000, 50, 100)
+    _keep_freed_memory()
     code = 0
     try:
         main()

@@ -23,16 +23,16 @@ def diagnose(
     data: Labelled = None,
     suite: Suite = None,
     folder: SuiteFolder = None,
-    method: Annotated[str, Input("Merge of a suite, where no MODEL is given.", "NAME")] = "task_arithmetic",
+    method: Annotated[str, Input("Merge of the suite if no MODEL is given.", "NAME")] = "task_arithmetic",
     limit: Limit = None,
     columns: Columns,
-    aligner: Annotated[str, How("See `list aligners`.", "NAME")] = "auto",
-    points: Annotated[int, How("Inputs per task for t-SNE; 0 for none.", "N")] = 400,
-    layers: Annotated[int, How("Inputs per task for CKA; 0 for none.", "N")] = 512,
+    aligner: Annotated[str, How("Aligner (`list aligners`).", "NAME")] = "auto",
+    points: Annotated[int, How("Inputs per task for t-SNE; 0 to skip it.", "N")] = 400,
+    layers: Annotated[int, How("Inputs per task for CKA; 0 to skip it.", "N")] = 512,
     scales: Annotated[bool, How("Also merge at scales from 0.1 to 1 (slow).")] = False,
-    seed: Annotated[int, How("Of all that is drawn.", "N")] = 0,
+    seed: Annotated[int, How("Random seed.", "N")] = 0,
     out: Annotated[
-        str, Output("Run folder: its records are used, diagnosis.json is written.", "FOLDER", short="-o")
+        str, Output("Run folder: records are read, diagnosis.json is written.", "FOLDER", short="-o")
     ] = "runs/evaluation",
     places: Places,
     compute: Compute,
@@ -40,7 +40,7 @@ def diagnose(
 ) -> None:
     """Explain what a merge lost, and what to try next.
 
-    How much is misalignment that new heads recover, how much is gone, and which experts conflict.
+    Tells how much is misalignment that new heads recover, how much is gone, and which experts conflict.
     """
     from orthomerge.analysis.detail import Detail
     from orthomerge.api.suite import diagnose_suite

@@ -1,4 +1,4 @@
-"""Opening experts and writing a model, for the commands `negate` and `analogy`."""
+"""Open experts and write a model, for the commands `negate` and `analogy`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
-    """Read the request of a command and open its experts; the output is checked before any work."""
+    """Read the recipe of a command line, check its output, and open its experts."""
     from orthomerge.api.request import read_request
     from orthomerge.files.publish import check_target
     from orthomerge.models.experts import Experts

@@ -28,11 +28,13 @@ def evaluate(
     data: Labelled = None,
     suite: Suite = None,
     folder: SuiteFolder = None,
-    method: Annotated[
-        tuple[str, ...], Input("Merge of a suite, as ties or 'ties: density: 0.3', repeated.", "NAME")
-    ] = ("average", "task_arithmetic", "ties"),
+    method: Annotated[tuple[str, ...], Input("Merge of the suite, such as 'ties: density: 0.3', repeated.", "NAME")] = (
+        "average",
+        "task_arithmetic",
+        "ties",
+    ),
     columns: Columns,
-    protocol: Annotated[tuple[str, ...], How("See `list protocols`; repeated.", "NAME")] = (
+    protocol: Annotated[tuple[str, ...], How("Protocol (`list protocols`), repeated.", "NAME")] = (
         "current",
         "knn",
         "aligned-c",
@@ -41,21 +43,21 @@ def evaluate(
         tuple[str, ...], How("Score with aligned heads too (`list aligners`), repeated.", "NAME", default="none")
     ] = (),
     shots: Annotated[tuple[str, ...], How("Inputs per class, a share such as 0.1, or all; repeated.", "N")] = ("all",),
-    seeds: Annotated[int, How("Draws of few shots.", "N")] = 5,
+    seeds: Annotated[int, How("Number of random draws of few shots.", "N")] = 5,
     access: Annotated[
-        tuple[Literal["inductive", "transductive"], ...], How("Where these inputs come from; repeated.")
+        tuple[Literal["inductive", "transductive"], ...], How("Fit to inputs of train, or of test itself; repeated.")
     ] = ("inductive",),
     references: Annotated[bool, How("Score the experts too.")] = True,
     out: RunFolder = "runs/evaluation",
     against: Annotated[str | None, Output("Compare every model with this one.", "NAME", default="the best")] = None,
-    margin: Annotated[float, Output("Points below which two models may be called comparable.", "POINTS")] = 1.0,
+    margin: Annotated[float, Output("Models that differ by less may be comparable.", "POINTS")] = 1.0,
     places: Places,
     compute: Compute,
     display: Display,
 ) -> None:
     """Compare merged models with their experts.
 
-    Every score says what it has seen: no data, inductive or transductive.
+    Every score names the inputs that were used: none (data-free), inductive or transductive.
     """
     from orthomerge.api.evaluate import read_protocols
     from orthomerge.api.suite import evaluate_suite

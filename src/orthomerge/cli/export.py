@@ -20,7 +20,7 @@ from orthomerge.core.errors import RecipeError
 def export(
     *,
     model: SavedModel,
-    task: Annotated[str | None, Input("Task whose head is put on the encoder.", "TASK")] = None,
+    task: Annotated[str | None, Input("Task whose head is exported.", "TASK")] = None,
     all_heads: Annotated[bool, Input("One ONNX graph with an output per task.")] = False,
     out: Out,
     format: Annotated[  # noqa: A002 - the name of the flag
@@ -29,12 +29,12 @@ def export(
     force: Force = False,
     display: Display,
 ) -> None:
-    """Write stock transformers folders or ONNX graphs.
+    """Write folders for transformers, or ONNX graphs.
 
     A folder of one task loads as an ordinary classifier, also in pipeline().
     """
     if all_heads and format != "onnx":
-        raise RecipeError("a stock classifier has one head: give --task, or --format onnx with --all-heads")
+        raise RecipeError("a transformers classifier has one head; give --task, or --format onnx with --all-heads")
     if (task is None) != all_heads:
         either = " or --all-heads, not both" if all_heads else ", or --all-heads for onnx"
         raise RecipeError(f"give --task TASK{either}")

@@ -12,7 +12,7 @@ from orthomerge.cli.options import Columns, Display, Force, Out
 from orthomerge.cli.printing import print_json, print_progress
 
 _SETTINGS = (
-    "mode=full, head_first, frozen_head, lora, linearised or tau_jp; epochs, lr, batch, max_length, device ...; "
+    "mode=full, head_first, frozen_head, lora, linearised or tau_jp; also epochs, lr, batch, max_length, device, ...; "
     "repeated."
 )
 
@@ -23,8 +23,8 @@ _SETTINGS = (
 )
 def finetune(
     *,
-    base: Annotated[str, Input("The encoder to start from: folder or hub id.", "BASE")],
-    data: Annotated[str, Input("A labelled task: table, .npz, image folder or dataset.", "PATH")],
+    base: Annotated[str, Input("Encoder to start from: folder or hub id.", "BASE")],
+    data: Annotated[str, Input("Labelled task: table, .npz, image folder or dataset.", "PATH")],
     other: Annotated[
         tuple[str, ...], Input("Data of another task, for mode=tau_jp; repeated.", "PATH", default="none")
     ] = (),

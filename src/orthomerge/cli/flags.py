@@ -1,4 +1,4 @@
-"""Flags from the parameters of a function: its signature is the command, its docstring the help.
+"""Commands made from functions: the signature gives the flags, the docstring the help.
 
 A parameter is `Annotated[type, Input("help")]`, or a dataclass of such fields that several commands share. `Literal`
 gives choices, a mapping a repeated NAME=PATH (in a union with `str`: or one PATH), a tuple of numbers a list with
@@ -22,10 +22,10 @@ _PROGRAM = "orthomerge"
 
 @dataclass(frozen=True)
 class Flag:
-    """How a parameter is written on the command line; the class is the section of the help screen.
+    """Help and names of a parameter on the command line; its class is the section of the help screen.
 
-    `metavar`: the placeholder of its value. `short`: a second name of one letter. `name`: the long name, if it is not
-    that of the parameter. `default`: in words, where the value does not say it. `positional`: an argument.
+    `metavar`: placeholder of the value. `short`: a second name of one letter. `name`: the long name, if it differs from
+    the parameter's. `default`: the default in words, if the value does not tell. `positional`: not a flag.
     """
 
     help: str
@@ -37,19 +37,19 @@ class Flag:
 
 
 class Input(Flag):
-    """What a command reads."""
+    """Flag that selects what a command reads."""
 
 
 class How(Flag):
-    """How it is done."""
+    """Flag that controls how a command works."""
 
 
 class Output(Flag):
-    """What is written."""
+    """Flag that controls what a command writes or prints."""
 
 
 class Command(click.Command):
-    """Command of a function. `usage` and `examples`: lines without the program's name."""
+    """Command that calls a function. `usage` and `examples`: lines without the program's name."""
 
     def __init__(self, function: Callable[..., None], usage: Sequence[str], examples: Sequence[str]) -> None:
         self.function, self.usage, self.examples = function, usage, examples
@@ -88,16 +88,16 @@ class Command(click.Command):
         formatter.write("\n" + "".join(f"  {_PROGRAM} {line}\n" for line in self.examples))
         for title, section in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl([row for each in section if (row := each.get_help_record(ctx)) is not None])
+                formatter.write_dl([row for option in section if (row := option.get_help_record(ctx)) is not None])
 
 
 def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Callable[..., None]], Command]:
-    """Make a command of a function."""
+    """Decorate a function to make it a command."""
     return lambda function: Command(function, usage, examples)
 
 
 class _Argument(click.Argument):
-    """Argument with a line of help."""
+    """Argument with help."""
 
     def __init__(self, name: str, *, text: str, **options: Any) -> None:
         super().__init__([name], **options)
@@ -118,7 +118,7 @@ class _Choice(click.Choice[Any]):
 
 
 def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> Mapping[str, str] | str:
-    """Parse a repeated NAME=VALUE; the last of equal KEYs counts. A PATH may be one text without a name."""
+    """Parse a repeated NAME=VALUE; the last of equal KEYs wins. A PATH may be one text without a name."""
     if option.metavar == "PATH" and len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
     form = f"{option.opts[-1]} {'TASK=PATH' if option.metavar == 'PATH' else option.metavar}"
@@ -134,7 +134,7 @@ def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) ->
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[float, ...] | None:
-    """Parse numbers with commas between them."""
+    """Parse numbers separated by commas."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -143,7 +143,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[Parameter, Any]]:
-    """The parameters of a function, or the fields of a dataclass, with their types."""
+    """Return the parameters of a function, or the fields of a dataclass, with their types."""
     hints = get_type_hints(function, include_extras=True)
     return [(parameter, hints[name]) for name, parameter in signature(function).parameters.items()]
 
@@ -165,7 +165,7 @@ def _option(parameter: Parameter, annotated: Any) -> click.Parameter:
 
 
 def _reading(kind: Any) -> dict[str, Any]:
-    """Options of click that say how values of a type are parsed."""
+    """Return click's options for parsing values of a type."""
     if get_origin(kind) in (Union, UnionType):  # with `None`, or a mapping or `str`
         kind = get_args(kind)[0]
     if get_origin(kind) is Mapping:

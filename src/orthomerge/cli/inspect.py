@@ -16,14 +16,14 @@ from orthomerge.cli.printing import print_json
 @command(usage=("inspect PATH [OPTIONS]",), examples=("inspect topic", "inspect merged --verify"))
 def inspect(
     *,
-    path: Annotated[str, Input("A folder, a file, an adapter, a hub id or a merged model.", "PATH", positional=True)],
-    headers: Annotated[bool, Input("Do not read the weights: no hashes, no number of NaN.")] = False,
-    verify: Annotated[bool, Input("Of a merged model: compare every file with its recorded hash.")] = False,
+    path: Annotated[str, Input("Folder, file, adapter, hub id or merged model.", "PATH", positional=True)],
+    headers: Annotated[bool, Input("Read headers only: no hashes, no count of NaN.")] = False,
+    verify: Annotated[bool, Input("Compare every file of a merged model with its recorded hash.")] = False,
     display: Display,
 ) -> None:
-    """Show what a checkpoint or a merged model is.
+    """Describe a checkpoint or a merged model.
 
-    Family, tensors, dtypes, head and labels, hashes, number of NaN.
+    Prints family, tensors, dtypes, head and labels, hashes, and the count of NaN.
     """
     document = om.inspect(path, headers=headers, verify=verify)
     if display.json:

@@ -19,12 +19,12 @@ _Kind = Literal["methods", "aligners", "protocols", "families", "suites"]
 def list(  # noqa: A001 - the name of the command
     *,
     kind: Annotated[_Kind, Input(_KINDS, "KIND", positional=True)],
-    name: Annotated[str | None, Input("One entry, with its options.", "[NAME]", positional=True)] = None,
+    name: Annotated[str | None, Input("Show one entry with its options.", "[NAME]", positional=True)] = None,
     display: Display,
 ) -> None:
     """List methods, aligners, protocols, families or suites.
 
-    With a NAME, one entry with its options, defaults and reference.
+    With NAME, show one entry with its options, defaults and reference.
     """
     table = om.list(kind, name)
     if display.json:

@@ -31,26 +31,26 @@ def merge(
     experts: Experts = (),
     base: Base = None,
     data: Unlabelled = None,
-    split: Annotated[Split | None, Input("Split of the data that a fitted method sees.", default="train")] = None,
+    split: Annotated[Split | None, Input("Split of the data to fit to.", default="train")] = None,
     limit: Limit = None,
     columns: Columns,
     method: Annotated[
-        str | None, How("See `list methods`.", "NAME", default="realign with data, else task_arithmetic")
+        str | None, How("Merging method (`list methods`).", "NAME", default="realign with data, else task_arithmetic")
     ] = None,
     settings: Annotated[
         Mapping[str, str] | None,
-        How("Option of the method (`list methods NAME`) or key of a recipe, repeated.", "KEY=VALUE", name="--set"),
+        How("Option of the method (`list methods NAME`) or recipe key, repeated.", "KEY=VALUE", name="--set"),
     ] = None,
     device: Annotated[
         str | None,
-        How("Of a fit, or of a method that decomposes matrices.", "DEVICE", default="auto; cpu without fit"),
+        How("Device of a fit or a matrix decomposition.", "DEVICE", default="auto; cpu without fit"),
     ] = None,
-    seed: Annotated[int | None, How("Of all that is drawn at random.", "N", default="0")] = None,
+    seed: Annotated[int | None, How("Random seed.", "N", default="0")] = None,
     out: Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o")] = None,
     dtype: Dtype = None,
-    max_shard_size: Annotated[str | None, Output("Largest file of weights.", "SIZE", default="5GB")] = None,
+    max_shard_size: Annotated[str | None, Output("Maximum size of a file of weights.", "SIZE", default="5GB")] = None,
     force: Force = False,
-    dry_run: Annotated[bool, Output("Check the headers, list all problems at once, write nothing.")] = False,
+    dry_run: Annotated[bool, Output("Check headers and list all problems; write nothing.")] = False,
     display: Display,
 ) -> None:
     """Merge experts into one model; with --data, fit it to inputs.
@@ -106,7 +106,7 @@ def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
 
 
 def _plan(recipe: Recipe, *, as_json: bool) -> None:
-    """Print what a merge would do and everything that is wrong with it."""
+    """Print what a merge would do, and all its problems."""
     from orthomerge.runs.models import plan
 
     planned = plan(recipe)

@@ -43,7 +43,7 @@ def negate(
 ) -> None:
     """Forget a task: the base minus its task vector.
 
-    As far as control tasks allow, beside a random vector of the same length.
+    The scale is the best that keeps the control tasks; a random vector of the same length is scored for comparison.
     """
     from orthomerge.data.reading import sources_of
 
@@ -94,4 +94,4 @@ def _print(search: Negation, random: Negation, heads: str) -> None:
         f"scored with {reader}; scales chosen on validation data, where {search.keep:.0%} of the control must be kept"
     )
     if search.scale == 0:
-        click.echo("scale 0 is the base: nothing of the grid forgets and keeps")
+        click.echo("scale 0 is the base: nothing of the grid forgets the task and keeps the control")

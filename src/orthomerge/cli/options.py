@@ -1,4 +1,4 @@
-"""Flags that several commands have, alone and in groups."""
+"""Flags of several commands, alone and in groups."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from orthomerge.models.encoding import Encoding
 
 _EXPERTS = (
-    "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe, ours "
-    "or mergekit's."
+    "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe of "
+    "orthomerge or mergekit."
 )
 _DATA = "A folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated. Labels are {}."
 
@@ -26,33 +26,33 @@ Unlabelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("not u
 Labelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("needed"), "PATH")]
 Base = Annotated[
     str | None,
-    Input("The model that all experts were fine-tuned from.", "BASE", default="the one adapters name"),
+    Input("Model that all experts were fine-tuned from.", "BASE", default="recorded in adapters"),
 ]
 Split = Literal["train", "val", "test"]
 Limit = Annotated[int | None, Input("At most N inputs per task.", "N", default="no limit")]
-Suite = Annotated[str | None, Input("A named benchmark instead (`list suites`).", "SUITE")]
-SuiteFolder = Annotated[str | None, Input("Where the suite is kept.", "FOLDER", default="a cache")]
-Device = Annotated[str, Input("auto, cpu, cuda, cuda:1, ...", "DEVICE")]
+Suite = Annotated[str | None, Input("Named benchmark instead of --data (`list suites`).", "SUITE")]
+SuiteFolder = Annotated[str | None, Input("Folder of the suite.", "FOLDER", default="a cache")]
+Device = Annotated[str, Input("Device: auto, cpu, cuda, cuda:1, ...", "DEVICE")]
 Grid = Annotated[tuple[float, ...] | None, How("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
 Out = Annotated[str, Output("Folder to write.", "FOLDER", short="-o")]
 OutIfAny = Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o", default="none, scores only")]
 RunFolder = Annotated[str, Output("Run folder to write.", "FOLDER", short="-o")]
 Dtype = Annotated[
     Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
-    Output("Type of the weights that are written.", "TYPE", default="keep"),
+    Output("Data type of the written weights.", "TYPE", default="keep"),
 ]
-Force = Annotated[bool, Output("Replace an output of ours, if no other file is in it.")]
+Force = Annotated[bool, Output("Replace an earlier output that has no other files.")]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where tables keep what is read."""
+    """Names of columns in tables."""
 
     text_column: Annotated[str, Input("Column of texts in the tables of --data.", "NAME")] = "text"
-    label_column: Annotated[str, Input("Column of labels.", "NAME")] = "label"
+    label_column: Annotated[str, Input("Column of labels in these tables.", "NAME")] = "label"
 
     def of(self, data: Any) -> Any:
-        """Attach the names of columns to paths of tables."""
+        """Attach the names of columns to the paths of tables."""
         if self == Columns():
             return data
         from orthomerge.data.reading import ColumnSource
@@ -64,23 +64,23 @@ class Columns:
 
 @dataclass(frozen=True)
 class Places:
-    """Where base and experts are now."""
+    """Paths of base and experts that were moved."""
 
     expert: Annotated[
-        Mapping[str, str] | None, Input("Where an expert is now, repeated.", "TASK=PATH", default="as recorded")
+        Mapping[str, str] | None, Input("Path of a moved expert, repeated.", "TASK=PATH", default="as recorded")
     ] = None
-    base: Annotated[str | None, Input("Where the base is now.", "PATH", default="as recorded")] = None
+    base: Annotated[str | None, Input("Path of the moved base.", "PATH", default="as recorded")] = None
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where inputs are encoded, and how many at once."""
+    """Device and batch size for encoding inputs."""
 
     device: Device = "auto"
-    batch: Annotated[int, How("Inputs encoded at once.", "N")] = 64
+    batch: Annotated[int, How("Batch size for encoding inputs.", "N")] = 64
 
     def encoding(self, *, cached: bool = True) -> Encoding:
-        """The encoding of inputs. `cached`: whether features are kept for the next command."""
+        """Return the encoding of inputs. `cached`: whether features are kept for later commands."""
         from orthomerge.models.encoding import Encoding
         from orthomerge.models.features import FeatureCache
 
@@ -89,7 +89,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Display:
-    """What is printed."""
+    """Format and amount of printed output."""
 
     json: Annotated[bool, Output("Print one JSON document.")] = False
     quiet: Annotated[bool, Output("Print no progress.", short="-q")] = False
@@ -101,5 +101,5 @@ class Display:
         return self.quiet or self.json
 
     def progress(self) -> AbstractContextManager[Watch]:
-        """Progress on standard error, if it is shown."""
+        """Report progress on standard error, unless silent."""
         return shown(quiet=self.silent)

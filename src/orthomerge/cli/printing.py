@@ -54,22 +54,23 @@ def score_cell(score: Score) -> str:
 
 def print_alignment(manifest: Mapping[str, Any]) -> None:
     """Print one line per task: number of inputs, facts of the aligner, parameters added; then the notes."""
-    about = manifest["alignment"]
-    for task, results in about["tasks"].items():
+    alignment = manifest["alignment"]
+    for task, results in alignment["tasks"].items():
         facts = ", ".join(f"{name} {_shown(value)}" for name, value in results["facts"].items()) or "no facts"
         added = results["extra"]["parameters"]
-        grown = f"{added:,} parameters added" if added else "nothing added"
-        click.echo(f"{task}: {about['aligner']} on {results['inputs']} inputs of {about['split']}; {facts}; {grown}")
+        size = f"{added:,} parameters added" if added else "nothing added"
+        data = f"{results['inputs']} inputs of {alignment['split']}"
+        click.echo(f"{task}: {alignment['aligner']} on {data}; {facts}; {size}")
     for note in manifest["notes"]:
         click.echo(f"note: {note}")
 
 
 def print_fit(manifest: Mapping[str, Any]) -> None:
-    """Print what was fitted on which inputs, and the results that are no tables."""
-    about = manifest["fit"]
-    inputs = ", ".join(f"{task} {facts['inputs']}" for task, facts in about["tasks"].items())
-    click.echo(f"{manifest['method']['name']} on unlabelled inputs of {about['split']} ({about['access']}): {inputs}")
-    for name, value in about["facts"].items():
+    """Print the method and inputs of a fit, and its results except tables."""
+    fit = manifest["fit"]
+    inputs = ", ".join(f"{task} {facts['inputs']}" for task, facts in fit["tasks"].items())
+    click.echo(f"{manifest['method']['name']} on unlabelled inputs of {fit['split']} ({fit['access']}): {inputs}")
+    for name, value in fit["facts"].items():
         numbers = value if isinstance(value, Mapping) else {"": value}
         if not any(isinstance(number, Mapping) for number in numbers.values()):
             texts = (f"{key} {_shown(number)}".strip() for key, number in numbers.items())
@@ -93,7 +94,7 @@ def _shown(value: object) -> str:
 
 
 class Reporter(Watch):
-    """Progress on standard error: a bar on a terminal, else a line per stage and one every few seconds."""
+    """Show progress on standard error: a bar on a terminal, else a line per stage and one every few seconds."""
 
     def __init__(self, bar: Progress | None = None) -> None:
         self._bar, self._prefix = bar, ""
@@ -136,7 +137,7 @@ class Reporter(Watch):
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[Watch]:
-    """Report progress on standard error inside the block, or nowhere."""
+    """Report progress on standard error inside the block, unless `quiet`."""
     if quiet or not sys.stderr.isatty():
         yield Watch() if quiet else Reporter()
         return

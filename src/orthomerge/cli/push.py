@@ -20,11 +20,11 @@ from orthomerge.core.errors import RecipeError
 def push(
     *,
     model: SavedModel,
-    repo: Annotated[str, Input("The repository; made if it is not there.", "ORG/NAME", positional=True)],
-    private: Annotated[bool, Input("Of a repository that is made now.")] = False,
-    revision: Annotated[str | None, Input("A branch, made if it is not there.", "BRANCH", default="main")] = None,
-    yes: Annotated[bool, Input("Do not ask.", short="-y")] = False,
-    dry_run: Annotated[bool, Input("Verify, print what would be uploaded, and stop.")] = False,
+    repo: Annotated[str, Input("Repository, created if it does not exist.", "ORG/NAME", positional=True)],
+    private: Annotated[bool, Input("Make a new repository private.")] = False,
+    revision: Annotated[str | None, Input("Branch, created if it does not exist.", "BRANCH", default="main")] = None,
+    yes: Annotated[bool, Input("Upload without asking.", short="-y")] = False,
+    dry_run: Annotated[bool, Input("Verify and list the files; upload nothing.")] = False,
     display: Display,
 ) -> None:
     """Upload to the Hugging Face Hub.
@@ -50,8 +50,6 @@ def push(
 
 def _ask(repo: str, kind: str) -> None:
     if not sys.stdin.isatty():
-        raise RecipeError(
-            "nobody is there to be asked whether to upload; give --yes, or --dry-run to see what it would"
-        )
-    if not click.confirm(f"Upload to {repo} ({kind}, if it is made now)?"):
+        raise RecipeError("an upload must be confirmed on a terminal; give --yes, or --dry-run to list the files")
+    if not click.confirm(f"Upload to {repo} ({kind} if it is new)?"):
         raise SystemExit(1)

@@ -18,11 +18,11 @@ from orthomerge.cli.printing import print_json
 def report(
     *,
     run: Annotated[str, Input("Run folder of `run`, `evaluate` or `diagnose`.", "RUN", positional=True)],
-    title: Annotated[str | None, Input("The heading.", "TEXT", default="the suite's or run's name")] = None,
-    out: Annotated[str, Output("The page; its figures and tables go beside it.", "PAGE.html", short="-o")],
+    title: Annotated[str | None, Input("Heading of the page.", "TEXT", default="name of suite or run")] = None,
+    out: Annotated[str, Output("Page to write; its files are written beside it.", "PAGE.html", short="-o")],
     display: Display,
 ) -> None:
-    """Render a run as one page that opens anywhere.
+    """Render a run as one self-contained HTML page.
 
     Its figures and tables are written as files too. No model is needed.
     """
@@ -30,7 +30,7 @@ def report(
     if display.json:
         print_json(asdict(written))
         return
-    click.echo(f"{written.page} ({written.size / 1e6:.1f} MB, works alone)")
+    click.echo(f"{written.page} ({written.size / 1e6:.1f} MB, self-contained)")
     click.echo(
         f"{len(written.figures)} figures as PNG, SVG and CSV, {len(written.tables)} tables as Markdown, CSV and LaTeX:"
     )

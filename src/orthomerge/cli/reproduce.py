@@ -18,18 +18,16 @@ from orthomerge.core.table import Table
 )
 def build(
     *,
-    suite: Annotated[str, Input("See `list suites`.", "SUITE", positional=True)],
-    data: Annotated[
-        str | None, Input("Folder with the suite's data.", "FOLDER", default="as `list suites` says")
-    ] = None,
-    base: Annotated[str | None, Input("Another base.", "BASE", default="the suite's")] = None,
+    suite: Annotated[str, Input("Suite to build (`list suites`).", "SUITE", positional=True)],
+    data: Annotated[str | None, Input("Folder with the suite's data.", "FOLDER", default="see `list suites`")] = None,
+    base: Annotated[str | None, Input("Base to use instead.", "BASE", default="the suite's")] = None,
     device: Device = "auto",
     out: Annotated[str | None, Output("Folder of the suite.", "FOLDER", short="-o", default="a cache")] = None,
     display: Display,
 ) -> None:
     """Build a suite: fetch or train its base and experts.
 
-    What is there already is kept.
+    Parts that already exist are kept.
     """
     from orthomerge.suites.table import build_suite
 

@@ -30,17 +30,17 @@ def run(
     recipe: Annotated[str, Input("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)],
     on: Annotated[
         str | None,
-        Input("process:N, ray, ray:N, or module:function that returns an Executor.", "WHERE", default="this process"),
+        Input("Engine: process:N, ray, ray:N or module:function (an Executor).", "WHERE", default="this process"),
     ] = None,
-    listed: Annotated[bool, Input("Print the cells of a sweep, and stop.", name="--list")] = False,
+    listed: Annotated[bool, Input("Print the cells of a sweep; run nothing.", name="--list")] = False,
     out: Annotated[str | None, Output("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None,
-    force: Annotated[bool, Output("Do everything again, and replace an output of ours.")] = False,
+    force: Annotated[bool, Output("Compute everything again, and replace an earlier output.")] = False,
     display: Display,
 ) -> None:
     """Carry out a recipe: merge, align, evaluate, report.
 
-    With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
-    interruption.
+    With a section `sweep`, many merges are made and scored. Finished results are kept, so that the same command
+    continues after an interruption.
     """
     if listed:
         _print_cells(recipe, as_json=display.json)
@@ -73,11 +73,11 @@ def _print(ran: Ran) -> None:
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
+    from orthomerge.runs.choosing import best_table
 
     if ran.swept is not None:
-        text = (ran.folder / "sweep.md").read_text(encoding="utf-8")
-        click.echo(text.partition("\n### All cells")[0].strip())
-        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} found done")
+        print_tables([best_table(ran.swept.best, ran.swept.references)])
+        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} already done")
         click.echo(f"all cells: {ran.folder / 'sweep.csv'}")
     if "evaluate" in ran.stages:
         print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
@@ -87,10 +87,10 @@ def _print(ran: Ran) -> None:
     done = [name for name, state in ran.stages.items() if state == "done"]
     kept = [name for name, state in ran.stages.items() if state == "found"]
     if not done:
-        click.echo("nothing to do: everything is done, and its inputs have not changed (--force does all again)")
+        click.echo("nothing to do: everything is done, and its inputs have not changed (--force repeats it)")
     elif ran.swept is None:
         seconds = sum(ran.seconds[name] for name in done)
-        tail = f"; found done: {', '.join(kept)}" if kept else ""
+        tail = f"; already done: {', '.join(kept)}" if kept else ""
         click.echo(f"done in {seconds:.1f} s: {', '.join(done)}{tail}")
     if ran.out is not None:
         click.echo(f"model: {ran.out}")

@@ -1,1 +1,1 @@
-"""Errors, options and their schema, registries, tables, threads, seeds and progress; knows no model."""
+"""Errors, options and their schema, registries, tables, threads, seeds and progress; independent of models."""

@@ -1,4 +1,4 @@
-"""Adam for gradients that the caller computes, AdamW of torch, and learning rates that rise and fall along a cosine.
+"""Adam for gradients that the caller computes, torch's AdamW, and learning rates with warm-up and cosine decay.
 
 Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019 for AdamW, arXiv 1711.05101, and 2017 for the cosine,
 arXiv 1608.03983.
@@ -16,14 +16,14 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Moments of one tensor of parameters, and the number of steps that they have seen."""
+    """Adam for one tensor of parameters: its moments and the number of steps."""
 
     def __init__(self, like: torch.Tensor) -> None:
         self._first, self._second = torch.zeros_like(like), torch.zeros_like(like)
         self.steps = 0
 
     def step(self, values: torch.Tensor, gradient: torch.Tensor, lr: float) -> None:
-        """Move values against their gradient, in place."""
+        """Update values in place."""
         self.steps += 1
         with torch.no_grad():
             self._first.lerp_(gradient, 1 - _BETA_1)
@@ -33,7 +33,7 @@ class Adam:
 
 
 class Optimiser:
-    """AdamW of torch over groups with `params`, `lr` and where wanted `weight_decay` and `eps`; fused on a GPU.
+    """torch's AdamW over groups with `params`, `lr` and optionally `weight_decay` and `eps`; fused on a GPU.
 
     `values`: the parameters of all groups, in order.
     """
@@ -44,14 +44,14 @@ class Optimiser:
         self.values: list[torch.Tensor] = [value for group in groups for value in group["params"]]
 
     def step(self, share: float = 1.0) -> None:
-        """One step at a share of the full learning rates, which uses up the gradients; values without one stay."""
+        """Take a step at a share of the full learning rates and clear the gradients; skip values without one."""
         for group in self._adamw.param_groups:
             group["lr"] = group["rate"] * share
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """Values and moments, from which a killed run continues."""
+        """Return values and moments, from which an interrupted run continues."""
         return {"values": [value.detach() for value in self.values], "moments": self._adamw.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Optimiser:
 
 
 def rate_share(step: int, steps: int, *, warmup: float = 0.0) -> float:
-    """Share of the full learning rate at a step counted from 0: a linear rise, then a cosine down to zero."""
+    """Return the share of the full learning rate at a step from 0: linear warm-up, then cosine decay to zero."""
     rising = math.ceil(warmup * steps)
     if step < rising:
         return (step + 1) / rising

@@ -1,4 +1,4 @@
-"""Checks of numbers and sizes that users give."""
+"""Checks of numbers and sizes of options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 
 
 def at_least_one(**counts: int | None) -> None:
-    """Refuse counts below one; None stands for a default."""
+    """Refuse counts below one; None is allowed."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RecipeError(f"{name!r} must be at least 1, got {count}")
 
 
 def positive(**numbers: float) -> None:
-    """Refuse what is not above zero and finite."""
+    """Refuse numbers that are not positive and finite."""
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             raise RecipeError(f"{name!r} must be positive, got {number}")
@@ -45,7 +45,7 @@ def finite(**numbers: float | tuple[float, ...]) -> None:
 
 
 def fraction(*, zero: bool = False, one: bool = True, **shares: float) -> None:
-    """Refuse a number outside of (0, 1]; `zero` and `one` say which ends belong to the interval."""
+    """Refuse a number outside of (0, 1]. `zero`, `one`: whether these ends belong to the interval."""
     for name, value in shares.items():
         inside = (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)
         if not inside:
@@ -54,7 +54,7 @@ def fraction(*, zero: bool = False, one: bool = True, **shares: float) -> None:
 
 
 def choices(options: object) -> None:
-    """Refuse a value of a `Literal` field of a dataclass that is not one of its alternatives."""
+    """Refuse values of `Literal` fields of a dataclass that are not among their alternatives."""
     for name, kind in get_type_hints(type(options)).items():
         if get_origin(kind) is Literal and (value := getattr(options, name)) not in get_args(kind):
             *others, last = map(str, get_args(kind))
@@ -63,7 +63,7 @@ def choices(options: object) -> None:
 
 
 def parse_size(size: str | int) -> int:
-    """Bytes from `5GB`, `100MiB` or a plain number."""
+    """Convert `5GB`, `100MiB` or a plain number to bytes."""
     text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match.group(2).upper() if match else "?"

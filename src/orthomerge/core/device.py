@@ -17,19 +17,19 @@ THREADS = "ORTHOMERGE_THREADS"
 
 
 def device_of(name: str) -> torch.device:
-    """Find the device of a name; `auto` is the accelerator if there is one, else the CPU."""
+    """Return the device of a name; `auto` is the accelerator if there is one, else the CPU."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
-    here = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    available = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise RecipeError(f"unknown device {name!r}; {nearest(name, ['auto', *here])}") from error
-    if device.type not in here:
-        raise RecipeError(f"device {name!r} is not available, torch finds {' and '.join(here)} here; use 'auto'")
+        raise RecipeError(f"unknown device {name!r}; {nearest(name, ['auto', *available])}") from error
+    if device.type not in available:
+        raise RecipeError(f"device {name!r} is not available, torch finds {' and '.join(available)}; use 'auto'")
     count = 1 if device.type == "cpu" else torch.accelerator.device_count()
     if (device.index or 0) >= count:
         raise RecipeError(f"device {name!r} does not exist, the last one is '{device.type}:{count - 1}'; use 'auto'")
@@ -38,7 +38,7 @@ def device_of(name: str) -> torch.device:
 
 @contextmanager
 def enough_memory(work: str, advice: str) -> Iterator[None]:
-    """Turn torch's error for exhausted device memory into one that names the work and says what to do."""
+    """Replace torch's error for exhausted device memory by one that names the work and gives advice."""
     import torch
 
     try:
@@ -48,7 +48,7 @@ def enough_memory(work: str, advice: str) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory of a device, in bytes."""
+    """Return the free memory of a device in bytes."""
     import torch
 
     if device.type == "cuda":
@@ -60,7 +60,7 @@ def free_memory(device: torch.device) -> int:
 def fixed_threads(number: int | None = None) -> Iterator[None]:
     """Set the number of threads of torch inside the block: one, or $ORTHOMERGE_THREADS.
 
-    Gradients and sums are shared among threads, so the last digits of results on a CPU depend on their number.
+    Sums and gradients are split among threads, so the last digits of results on a CPU depend on their number.
     """
     import torch
 
@@ -76,6 +76,6 @@ def fixed_threads(number: int | None = None) -> Iterator[None]:
 
 
 def derive(seed: int, *purpose: object) -> int:
-    """Derive the seed for one purpose and place of a run, so that no generator state has to be stored."""
+    """Derive a seed for one purpose of a run, so that no generator state has to be stored."""
     digest = hashlib.sha256("\0".join(map(str, (seed, *purpose))).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

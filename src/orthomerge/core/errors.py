@@ -1,7 +1,7 @@
-"""Everything that orthomerge raises on purpose, and the exit code of each.
+"""Exceptions of orthomerge, each with an exit code.
 
-A message says what must be what, what it is instead, and what to do about it. The command line prints
-the message alone; a traceback means a defect of ours.
+A message names what must hold, what was given instead, and what to do about it. The command line prints the message
+alone; a traceback is a bug in orthomerge.
 """
 
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from difflib import get_close_matches
 
 
 class OrthomergeError(Exception):
-    """A mistake in the input or a fault of the machine; never a defect of the program."""
+    """Base class: a mistake in the input or a fault of the machine, not a bug in orthomerge."""
 
     exit_code = 1
 
 
 class RecipeError(OrthomergeError):
-    """The recipe or the command line asks for something that does not exist or makes no sense."""
+    """A recipe or command line names something that does not exist, or options that contradict each other."""
 
     exit_code = 2
 
@@ -27,13 +27,13 @@ class CheckpointError(OrthomergeError):
 
 
 class IncompatibleError(OrthomergeError):
-    """Files that are sound on their own do not fit together."""
+    """Files that are valid on their own do not fit together."""
 
     exit_code = 4
 
 
 class OutputError(OrthomergeError):
-    """The result cannot be written, or what was written is not what was meant."""
+    """An output cannot be written, or does not verify."""
 
     exit_code = 5
 
@@ -59,6 +59,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def summary(error: Exception) -> str:
-    """Class and first line of an error of a library: ``ValueError: no such file``."""
+    """Return the class and first line of an error of a library: ``ValueError: no such file``."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]:.200}"

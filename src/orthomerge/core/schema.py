@@ -1,11 +1,10 @@
-"""Dataclasses from plain data, strictly: the fields of a class, or the parameters of a function, are its schema.
+"""Build dataclasses from plain data, strictly; fields of a class or parameters of a function are its schema.
 
-An unknown key is an error that offers the nearest known one; a value of the wrong type says which type it must be. Only
-the shapes that recipes use are supported: scalars, literals, unions, tuples of one type, string-keyed mappings, and
-dataclasses.
+The error for an unknown key suggests the nearest known one; that for a wrong type names the expected type. Supported
+are the types that recipes use: scalars, literals, unions, tuples of one type, string-keyed mappings, and dataclasses.
 
-Tables of named makers (methods, protocols, aligners) are written by hand, open to plug-ins and imported row by row. A
-maker is a dataclass, or a function that fixes some fields of one; what it takes are the options of its row.
+Tables of named makers (methods, protocols, aligners) are written by hand, extended by plug-ins, and imported row by
+row. A maker is a dataclass, or a function that fixes some of its fields; its parameters are the options of the row.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TableRow:
-    """An entry of a table. `maker`: `module:Class` or `module:function`, imported when first used."""
+    """A row of a table. `maker`: `module:Class` or `module:function`, imported when first used."""
 
     name: str
     maker: str
@@ -37,7 +36,7 @@ Row = TypeVar("Row", bound=TableRow)
 
 
 def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
-    """Call a dataclass or function with options that are strictly checked; `where` names the place in messages."""
+    """Call a dataclass or function with strictly checked options. `where`: source of the options, for messages."""
     if not isinstance(data, Mapping):
         raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
     options = schema(maker)
@@ -54,7 +53,7 @@ def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
 
 
 def schema(maker: Callable[..., Any]) -> dict[str, tuple[Any, Field[Any]]]:
-    """Type and field of every option of a dataclass, or of a function that makes one, in order."""
+    """Return type and field of every option of a dataclass, or of a function that makes one, in order."""
     hints = get_type_hints(maker)
     if is_dataclass(maker):
         return {option.name: (hints[option.name], option) for option in fields(maker) if option.init}
@@ -89,7 +88,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return _convert_generic(value, kind, where)
     if is_dataclass(kind) and isinstance(kind, type):
         return value if isinstance(value, kind) else build(kind, value, where=where)
-    if kind in (Any, object) or type(value) is kind:
+    if kind in (Any, object) or type(value) is kind or (kind is str and isinstance(value, str)):
         return value
     if kind is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
@@ -104,7 +103,7 @@ def _convert_generic(value: Any, kind: Any, where: str) -> Any:
         return tuple(_convert(item, parts[0], f"{where} item {place}") for place, item in enumerate(value, 1))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str):  # YAML takes `no`, `on`, 007 and 1e3 for something else than their letters
+            if not isinstance(key, str):  # YAML parses `no`, `on`, 007 and 1e3 as other types
                 raise RecipeError(f"{where}: the name {_shown(key)} must be text; write it in quotes")
         return {key: _convert(item, parts[1], f"{where}: {key!r}") for key, item in value.items()}
     hint = f"; {nearest(str(value), map(str, parts))}" if origin is Literal else ""
@@ -117,7 +116,7 @@ def _convert_union(value: Any, kind: Any, where: str) -> Any:
         try:
             return _convert(value, part, where)
         except RecipeError as error:
-            # A nested mapping knows better than the union what is wrong with it.
+            # The error of a nested mapping is more precise than one about the union.
             last = error if is_dataclass(part) and isinstance(value, Mapping) else last
     raise last or RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
 
@@ -131,14 +130,14 @@ def _shown(value: object) -> str:
 
 
 def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
-    """Add rows of installed plug-ins to ours; a plug-in cannot take a name that exists."""
-    every = dict(rows)
+    """Add rows of installed plug-ins; they cannot replace existing names."""
+    extended = dict(rows)
     for entry in entry_points(group=group):
         row = entry.load()
-        if not isinstance(row, kind) or row.name in every:
+        if not isinstance(row, kind) or row.name in extended:
             raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
-        every[row.name] = row
-    return every
+        extended[row.name] = row
+    return extended
 
 
 def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
@@ -155,5 +154,5 @@ def maker_of(row: TableRow) -> Callable[..., Any]:
 
 
 def instance_of(row: TableRow, options: Mapping[str, Any], *, what: str) -> Any:
-    """Build an instance from options that are strictly checked."""
+    """Build an instance from strictly checked options."""
     return build(maker_of(row), options, where=f"{what} {row.name}")

@@ -1,6 +1,6 @@
-"""A table and its formats: plain text, Markdown and LaTeX; and CSV of plain values.
+"""Tables as plain text, Markdown and LaTeX, and plain values as CSV.
 
-Texts may come from any file and are never markup: each form passes them through `plain` and escapes what it must.
+Texts may come from any file and are never markup: every format passes them through `plain` and escapes its own markup.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _LATEX = {
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "★": r"$\star$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
     "≈": r"$\approx$",
 }  # fmt: skip
-# An underscore between letters or digits is only an underscore.
+# An underscore between letters or digits needs no escape.
 _MARKDOWN = re.compile(r"[\\|*`\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 _FORMULA = tuple("=+-@＝＋－＠")
 _GAP = "  "  # between columns of plain text
-_NARROW = 12  # letters: a column that wraps gets no narrower
+_NARROW = 12  # letters: smallest width of a column that wraps
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that wraps shares what the others leave of a line; numbers stand to the right and are never wrapped."""
+    """A column. With `wrap`, texts are wrapped if the table is wider than the terminal."""
 
     name: str
     align: Literal["left", "right"] = "left"
@@ -42,14 +42,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` for people, `value` for programs: a number that is not rounded, a hash in full. `best`: it stands out."""
+    """`text` for people, `value` for programs: an unrounded number, a full hash. `best`: whether it is highlighted."""
 
     text: str
     value: Value = None
     best: bool = False
 
     def shown(self, escape: Callable[[str], str], *, best: str) -> str:
-        """The text, escaped; `best` is the form of a cell that stands out."""
+        """Return the escaped text. `best`: the format of a highlighted cell."""
         text = escape(self.text)
         return best.format(text) if self.best else text
 
@@ -74,7 +74,7 @@ class Table:
         wrap: Container[str] = (),
         note: str = "",
     ) -> Table:
-        """A table of plain values. The first `left` columns are text, the others numbers; `wrap`: those that may."""
+        """Make a table of plain values. The first `left` columns are text, the others numbers; `wrap`: names."""
         typed = (Column(name, "left" if place < left else "right", name in wrap) for place, name in enumerate(columns))
         return cls(title, tuple(typed), tuple(tuple(map(_cell, row)) for row in rows), note)
 
@@ -130,12 +130,12 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def json_rows(self) -> list[dict[str, Value]]:
-        """One mapping per row, from column to value; None for an empty text."""
+        """Return one mapping per row, from column to value; None for an empty text."""
         rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
-        """Lines of one row."""
+        """Format one row as lines."""
         cells = [
             textwrap.wrap(text, width) or [""] if column.wrap else [text]
             for text, width, column in zip(texts, widths, self.columns, strict=True)
@@ -151,12 +151,12 @@ class Table:
 
 
 def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cell:
-    """Cell of a number; empty if there is none."""
+    """Make the cell of a number, empty for None."""
     return Cell("") if value is None else Cell(format(value, form), value, best)
 
 
 def span(low: float, high: float) -> Cell:
-    """Cell of an interval."""
+    """Make the cell of an interval."""
     return Cell(f"{low:.1f}-{high:.1f}")
 
 
@@ -193,7 +193,7 @@ def _csv_cell(value: Value) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):
-        # A carriage return, which the writer would not quote, ends here as a space.
+        # `plain` replaces a carriage return, which the writer would not quote.
         text = plain(value)
         return f"'{text}" if text.startswith(_FORMULA) else text
     return repr(value)
@@ -206,7 +206,7 @@ def _cell(value: Cell | Value) -> Cell:
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes in a terminal."""
+    """Return the width of a text in a terminal."""
     from rich.cells import cell_len
 
     return cell_len(text)

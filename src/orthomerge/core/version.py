@@ -1,3 +1,3 @@
-"""The version, in one place; readable without installing the package."""
+"""Version, readable without installing the package."""
 
 VERSION = "0.2.0"

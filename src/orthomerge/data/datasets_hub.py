@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's `datasets`: of the hub, as `org/name[:config][@revision]`, or saved to disk.
+"""Read datasets with Hugging Face's `datasets`: from the hub, as `org/name[:config][@revision]`, or from disk.
 
 Splits with names other than train, val(idation) and test are ignored. A split whose labels are all -1, as the hub
 marks labels that are not public, is unlabelled. Pictures are decoded here, when they are used, not by `datasets`.
@@ -29,24 +29,24 @@ def is_saved(folder: Path) -> bool:
 
 
 def names_dataset(text: str) -> bool:
-    """Return whether a text has the form `org/name[:config][@revision]`, and not that of a file."""
+    """Return whether a text has the form `org/name[:config][@revision]` and is not a file name."""
     name, config, revision = _parsed(text)
-    sound = is_hub_id(f"{name}@{revision}" if revision else name) and config != ""
-    return sound and kind_of(Path(text))[1] not in (*KINDS, ".npz", ".gz")
+    valid = is_hub_id(f"{name}@{revision}" if revision else name) and config != ""
+    return valid and kind_of(Path(text))[1] not in (*KINDS, ".npz", ".gz")
 
 
 def read_saved(folder: Path, columns: Columns) -> Raw:
-    """Read what `save_to_disk` wrote."""
+    """Read a dataset that `save_to_disk` wrote."""
     library = _library(str(folder))
     data = _loaded(library.load_from_disk, str(folder), f"{folder}")
     return _raw(library, data, str(folder), columns)
 
 
 def read_hub(reference: str, columns: Columns) -> Raw:
-    """Read a dataset of the hub, or of the cache if the hub cannot be reached."""
-    library = _library(f"{reference!r}, which is no path that exists and must be a hub id,")
+    """Read a dataset from the hub, or from the cache if the hub cannot be reached."""
+    library = _library(f"{reference!r}, which is not a path that exists but may be a hub id,")
     name, config, revision = _parsed(reference)
-    advice = "it is no path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
+    advice = "it is not a path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
     data = _loaded(library.load_dataset, name, f"{reference!r}", advice, name=config, revision=revision)
     return _raw(library, data, reference, columns)
 
@@ -54,7 +54,7 @@ def read_hub(reference: str, columns: Columns) -> Raw:
 def _loaded(load: Callable[..., Any], source: str, what: str, advice: str = "save it again", **options: Any) -> Any:
     try:
         return load(source, **options)
-    except Exception as error:  # arrow's errors, those of the file system, and all ways for a hub to be out of reach
+    except Exception as error:  # errors of arrow, of the file system, and of all ways for a hub to be unreachable
         raise CheckpointError(f"cannot load the dataset {what}: {summary(error)}; {advice}") from error
 
 
@@ -64,12 +64,12 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
     if not splits:
         raise CheckpointError(f"{where} has no split called train, val or test, got {some(datasets)}")
     raw = Raw(where, "text")
-    for split, word in splits.items():
-        dataset, place = datasets[word].with_format(None), f"{where} ({split})"
+    for split, name in splits.items():
+        dataset, origin = datasets[name].with_format(None), f"{where} ({split})"
         columns = _with_pictures(columns, dataset.features, library)
-        columns.check(place, tuple(dataset.features))
+        columns.check(origin, tuple(dataset.features))
         labels = list(dataset[columns.label])
-        hidden = split != "train" and all(label == _UNKNOWN for label in labels)
+        unlabelled = split != "train" and all(label == _UNKNOWN for label in labels)
         has_pictures = isinstance(dataset.features[columns.text], library.Image)
         inputs = map(str, range(len(labels))) if has_pictures else dataset[columns.text]
         rows = (
@@ -80,17 +80,17 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         names: dict[Key, str] = {}
         if isinstance(feature, library.ClassLabel):
             names.update(enumerate(feature.names or ()))
-        present = (columns.text,) if hidden else (columns.text, columns.label)
-        read = replace(columns, labelled=not hidden, split=None)
-        add_rows(raw, Rows(present, rows, names), read, where=place, fixed=split, usual=split)
+        present = (columns.text,) if unlabelled else (columns.text, columns.label)
+        read = replace(columns, labelled=not unlabelled, split=None)
+        add_rows(raw, Rows(present, rows, names), read, where=origin, fixed=split, default=split)
         if has_pictures:
             raw.modality = "image"
-            raw.parts[split] = replace(raw.parts[split], inputs=_pictures(library, dataset, columns.text, place))
+            raw.parts[split] = replace(raw.parts[split], inputs=_pictures(library, dataset, columns.text, origin))
     return raw
 
 
 def _with_pictures(columns: Columns, features: Mapping[str, Any], library: Any) -> Columns:
-    """Return the columns, with the only column of pictures as inputs if there is no column of texts."""
+    """Return the columns; if there is no text column, the only column of pictures has the inputs."""
     pictures = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     return replace(columns, text=pictures[0]) if columns.text not in features and len(pictures) == 1 else columns
 
@@ -98,9 +98,9 @@ def _with_pictures(columns: Columns, features: Mapping[str, Any], library: Any) 
 def _pictures(library: Any, dataset: Any, column: str, origin: str) -> Lazy:
     stored = dataset.select_columns([column]).cast_column(column, library.Image(decode=False))
 
-    def load(place: int) -> object:
-        where = f"{origin} row {place + 1}"
-        item = stored[place][column] or {}
+    def load(index: int) -> object:
+        where = f"{origin} row {index + 1}"
+        item = stored[index][column] or {}
         source = item.get("bytes") or item.get("path")
         if not source:
             raise CheckpointError(f"{where} has no picture")

@@ -1,8 +1,8 @@
-"""Pictures: one by one, in folders by class (split/class/*.png or class/*.png), and as arrays in one .npz.
+"""Read pictures: single files, folders per class (split/class/*.png or class/*.png), and arrays in one .npz.
 
-A picture is a uint8 array [H, W] or [H, W, 3], turned as its camera says (EXIF); transparency is dropped. Pictures in
-folders are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names;
-pickles inside are refused. What a file may unpack to is limited.
+A picture is a uint8 array [H, W] or [H, W, 3], rotated by its EXIF tag, without transparency. Pictures in folders
+are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names;
+pickles inside are refused. The unpacked size is limited.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
-_MOST_PIXELS = 1 << 26
-_MOST_BYTES = 1 << 28  # of one picture's file
-_MOST_ARRAYS = 16 << 30  # bytes, unpacked: more does not fit in memory anyway
+_MAX_PIXELS = 1 << 26
+_MAX_BYTES = 1 << 28  # of one picture's file
+_MAX_ARRAYS = 16 << 30  # bytes, unpacked; more would not fit in memory
 _GREY = ("1", "L", "LA")
-_LITTER = ("thumbs.db", "desktop.ini")
+_IGNORED = ("thumbs.db", "desktop.ini")
 _NAME = re.compile(r"[xy]_.+")
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,22 +44,22 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
     from PIL import Image, ImageOps
 
     try:
-        # From memory: a length in a file makes Pillow ask for so many bytes at once, four gigabytes if need be.
+        # From memory: for a file, Pillow allocates any length that a header states, up to four gigabytes.
         data = source if isinstance(source, bytes) else _bytes(source)
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
             _check_size(picture.size, where)
             return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
-    except Exception as error:  # each format's reader has errors of its own, and bombs are warnings or errors
-        raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or no picture") from error
+    except Exception as error:  # every format has errors of its own, and decompression bombs are warnings or errors
+        raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or not a picture") from error
 
 
 def _check_size(size: tuple[int, int], where: str) -> None:
     width, height = size
-    if width * height > _MOST_PIXELS:
-        limit = f"more than {_MOST_PIXELS} pixels is refused: make it smaller"
-        raise CheckpointError(f"{where} is {width} x {height}; {limit}")
+    if width * height > _MAX_PIXELS:
+        limit = f"must have at most {_MAX_PIXELS} pixels"
+        raise CheckpointError(f"{where} {limit}, got {width} x {height}; make it smaller")
 
 
 def pixels(picture: Image, where: str) -> Pixels:
@@ -73,13 +73,13 @@ def pixels(picture: Image, where: str) -> Pixels:
 
 def _bytes(path: Path) -> bytes:
     file = RawFile(path)
-    if file.size > _MOST_BYTES:
-        raise CheckpointError(f"{path} has {file.size} bytes; more than {_MOST_BYTES} is refused: make it smaller")
+    if file.size > _MAX_BYTES:
+        raise CheckpointError(f"{path} must have at most {_MAX_BYTES} bytes, got {file.size}; make it smaller")
     return file.bytes(0, file.size)
 
 
 def read_folder(folder: Path) -> Raw:
-    """Read a folder of pictures, whose folders are the classes; files beside the folders are ignored."""
+    """Read pictures from a folder with one sub-folder per class; files beside the sub-folders are ignored."""
     names = [path.name for path in _folders(folder)]
     splits: dict[Split, Path] = {"train": folder}
     if all(map(split_named, names)):
@@ -87,19 +87,19 @@ def read_folder(folder: Path) -> Raw:
     raw = Raw(str(folder), "image")
     for split, path in splits.items():
         classes = _folders(path)
-        files = [picture for each in classes for picture in _pictures(each)]
+        files = [picture for folder in classes for picture in _pictures(folder)]
         if not files:
             raise CheckpointError(f"the {split} split {path} is empty: there must be a folder of pictures per class")
         inputs = Lazy(files, lambda file: decode(file, where=str(file)))
         raw.add(split, inputs, [file.parent.name for file in files], (str(file.parent) for file in files))
-        raw.names |= {each.name: each.name for each in classes}
+        raw.names |= {folder.name: folder.name for folder in classes}
     return raw
 
 
 def _entries(folder: Path) -> list[Path]:
-    """List a folder in order, without hidden files and those that file managers add."""
+    """List a folder by name, without hidden files and those that file managers add."""
     names = sorted(path.name for path in folder.iterdir())
-    return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _LITTER]
+    return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _IGNORED]
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -108,10 +108,10 @@ def _folders(folder: Path) -> list[Path]:
 
 def _pictures(folder: Path) -> list[Path]:
     entries = _entries(folder)
-    odd = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
-    if odd:
+    others = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
+    if others:
         raise CheckpointError(
-            f"{folder} must hold the pictures of one class, got {some(odd)}; "
+            f"{folder} must hold the pictures of one class, got {some(others)}; "
             "splits are called train, val and test, and hold a folder per class"
         )
     return entries
@@ -131,14 +131,14 @@ def read_arrays(path: Path) -> Raw:
 
 
 def _check_room(path: Path, size: int) -> None:
-    """Refuse what does not fit into the memory that is free, where the system says how much that is."""
-    most = _MOST_ARRAYS
+    """Refuse an archive that is larger, unpacked, than the limit or, if the system reports it, the free memory."""
+    limit = _MAX_ARRAYS
     with suppress(OSError, ValueError, IndexError):
         free = re.findall(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)[0]
-        most = min(most, 1024 * int(free))
-    if size > most:
+        limit = min(limit, 1024 * int(free))
+    if size > limit:
         raise CheckpointError(
-            f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; "
+            f"{path} must unpack to at most {limit} bytes on this machine, got {size}; "
             "give a smaller file, or pictures in folders"
         )
 
@@ -149,16 +149,16 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
         names = load("label_names")
         if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
             raise CheckpointError(f"{path}: label_names must be texts, got {names.dtype} {list(names.shape)}")
-        raw.names = {place: str(name) for place, name in enumerate(names)}
+        raw.names = {index: str(name) for index, name in enumerate(names)}
     arrays = [file for file in files if _NAME.fullmatch(file)]
     for file in arrays:
         if split_named(file[2:]) is None:
-            raise CheckpointError(f"{path}: array {file!r} must be of split train, val or test")
+            raise CheckpointError(f"{path}: array {file!r} must be named after a split: train, val or test")
     inputs, labels = (by_split((file[2:] for file in arrays if file[0] == kind), f"{path}: {kind}_") for kind in "xy")
     for split in {**inputs, **labels}:
         if split not in inputs or (split == "train" and split not in labels):
-            lacking = "x" if split not in inputs else "y"
-            raise CheckpointError(f"{path}: the {split} split needs x_{split} and y_{split}, but {lacking} is missing")
+            missing = "x" if split not in inputs else "y"
+            raise CheckpointError(f"{path}: the {split} split needs x_{split} and y_{split}, but {missing} is missing")
         images = _images(path, f"x_{inputs[split]}", load(f"x_{inputs[split]}"))
         name = f"y_{labels.get(split)}"
         keys = _keys(path, name, load(name), len(images)) if split in labels else []

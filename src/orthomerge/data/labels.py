@@ -1,4 +1,4 @@
-"""Data as a source stores it, and the order of labels: as the source numbers them, and as an expert's head does."""
+"""Data in the form of its source, and the order of its labels: that of the source, or that of an expert's head."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _SPLITS: dict[str, Split] = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_MOST_SHOWN = 3
-_WAY_OUT = "correct them, or take them out (empty texts are kept with `keep_empty`)"
+_MAX_SHOWN = 3
+_WAY_OUT = "correct or remove them (empty texts are kept with `keep_empty`)"
 
 
-def split_named(word: str) -> Split | None:
-    """Return the split that a word stands for (`dev` and `validation` are val), or None."""
-    return _SPLITS.get(word.strip().casefold())
+def split_named(name: str) -> Split | None:
+    """Return the split that has a name (`dev` and `validation` are val), or None."""
+    return _SPLITS.get(name.strip().casefold())
 
 
 def by_split(
-    words: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
+    names: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
 ) -> dict[Split, str]:
-    """Return the word that stands for each split; other words are left out, two for one split are refused."""
+    """Return the name of each split among `names`; others are left out, and two names of one split are refused."""
     splits: dict[Split, str] = {}
-    for word in words:
-        split = split_named(word)
+    for name in names:
+        split = split_named(name)
         if split in splits:
-            raise error(f"{where}: {splits[split]!r} and {word!r} are both the {split} split; keep one of them")
+            raise error(f"{where}: {splits[split]!r} and {name!r} are both the {split} split; keep one of them")
         if split:
-            splits[split] = word
+            splits[split] = name
     return splits
 
 
@@ -60,7 +60,7 @@ class Part:
 
     @property
     def labels(self) -> list[Key] | None:
-        """The labels; None if any input lacks one."""
+        """Labels; None if any input has none."""
         return self.keys if len(self.keys) == len(self.inputs) else None
 
 
@@ -74,19 +74,19 @@ class Raw:
     names: dict[Key, str] = field(default_factory=dict)
     first: dict[Key, str] = field(default_factory=dict)
 
-    def place(self, key: Key) -> str:
-        """Return where a label occurs first."""
+    def location(self, key: Key) -> str:
+        """Return the location of the first occurrence of a label, for messages."""
         return self.first.get(key, self.where)
 
-    def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], places: Iterable[str]) -> None:
-        """Add a split; `places`: where the label of each input is written."""
+    def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], locations: Iterable[str]) -> None:
+        """Add a split; `locations` are those of the labels in the source, for messages."""
         self.parts[split] = Part(inputs, keys)
-        for key, place in zip(keys, places, strict=False):
-            self.first.setdefault(key, place)
+        for key, location in zip(keys, locations, strict=False):
+            self.first.setdefault(key, location)
 
 
 class Problems:
-    """Problems with the rows of a source: the first three are listed, the others counted."""
+    """Problems with the rows of a source: the first three are listed, the others are counted."""
 
     def __init__(self, where: object) -> None:
         self.where = where
@@ -95,11 +95,11 @@ class Problems:
 
     def add(self, problem: str) -> None:
         self.count += 1
-        if len(self.shown) < _MOST_SHOWN:
+        if len(self.shown) < _MAX_SHOWN:
             self.shown.append(problem)
 
     def check(self) -> None:
-        """Raise if there are any."""
+        """Raise an error if there are any problems."""
         if self.count:
             more = self.count - len(self.shown)
             rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
@@ -111,25 +111,25 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
     """Return the task with its labels in an expert's order (`id2label`), matched by name.
 
     Case, spaces and underscores are ignored if names stay distinct without them. If the expert's labels have no names
-    (`LABEL_0`, `LABEL_1`, ...), the task's own order is kept, if the counts agree.
+    (`LABEL_0`, `LABEL_1`, ...), the task's order is kept, and only their number must agree.
     """
-    if labels == tuple(f"LABEL_{place}" for place in range(len(labels))):
+    if labels == tuple(f"LABEL_{index}" for index in range(len(labels))):
         if len(labels) != len(task.labels):
             raise IncompatibleError(
                 f"the expert of task {task.name!r} has {len(labels)} labels without names, but the task has "
                 f"{len(task.labels)}: {some(task.labels)}"
             )
         return task
-    places = _places(task.labels, labels)
-    lacking = sorted(name for place, name in enumerate(labels) if place not in places)
-    unknown = [name for name, place in zip(task.labels, places, strict=True) if place is None]
-    if lacking or unknown:
+    indices = _indices(task.labels, labels)
+    missing = sorted(name for index, name in enumerate(labels) if index not in indices)
+    unknown = [name for name, index in zip(task.labels, indices, strict=True) if index is None]
+    if missing or unknown:
         differences = [f"only the task has {some(unknown)}"] * bool(unknown)
-        differences += [f"only the expert has {some(lacking)}"] * bool(lacking)
+        differences += [f"only the expert has {some(missing)}"] * bool(missing)
         hint = "give the task the expert's names with `labels`, in the order of the task's ids"
         what = "; ".join(differences)
         raise IncompatibleError(f"the labels of task {task.name!r} are not those of its expert: {what}; {hint}")
-    order = np.array(places, dtype=np.int64)
+    order = np.array(indices, dtype=np.int64)
 
     def renumbered(examples: Examples) -> Examples:
         return examples if examples.labels is None else replace(examples, labels=order[examples.labels])
@@ -138,17 +138,18 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
 
 
 def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[Key, int]]:
-    """Return the labels of a source in order, and the place of each as the source writes it.
+    """Return the names of the labels in order, and the index of each label as the source writes it.
 
     Labels are in the order of the ids, or of the names if there are no ids; whole numbers are ids, also as text. With
-    `wanted`, they are in that order: matched by name, or as positions where the source has ids only.
+    `wanted`, they are in that order: matched by name, or by position if the source has only ids.
     """
     keys = _in_order({*raw.names, *(key for part in raw.parts.values() for key in part.labels or ())}, raw)
     by_name: dict[str, Key] = {}
     for key in keys:
         name = raw.names.get(key, str(key))
         if raw.names and key not in raw.names:
-            raise CheckpointError(f"{raw.first[key]}: label {key!r} has no name; named are {some(raw.names.values())}")
+            names = some(raw.names.values())
+            raise CheckpointError(f"{raw.first[key]}: label {key!r} has no name; the names are {names}")
         if by_name.setdefault(name, key) != key:
             raise CheckpointError(f"{raw.where}: labels {by_name[name]!r} and {key!r} are both called {name!r}")
     if wanted is not None:
@@ -157,7 +158,7 @@ def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], 
         return wanted, _as_wanted(raw, by_name, wanted)
     if not raw.names:
         _check_gaps(raw, keys)
-    return tuple(by_name), {key: place for place, key in enumerate(keys)}
+    return tuple(by_name), {key: index for index, key in enumerate(keys)}
 
 
 def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
@@ -173,24 +174,24 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
     if len(texts) < len(keys):
         text, number = min(texts), next(key for key in keys if not isinstance(key, str))
         raise CheckpointError(
-            f"{raw.where} must have either ids or names as labels, got {text!r} ({raw.place(text)}) and {number!r} "
-            f"({raw.place(number)})"
+            f"{raw.where} must have either ids or names as labels, got {text!r} ({raw.location(text)}) and {number!r} "
+            f"({raw.location(number)})"
         )
     return sorted(keys, key=str)
 
 
 def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> dict[Key, int]:
-    places = dict(zip(by_name, _places(tuple(by_name), wanted), strict=True))
-    matched = {by_name[name]: place for name, place in places.items() if place is not None}
+    indices = dict(zip(by_name, _indices(tuple(by_name), wanted), strict=True))
+    matched = {by_name[name]: index for name, index in indices.items() if index is not None}
     if len(matched) == len(by_name):
         return matched
-    positions = {key: int(key) for key in by_name.values() if not raw.names and _is_place(key, len(wanted))}
+    positions = {key: int(key) for key in by_name.values() if not raw.names and _is_index(key, len(wanted))}
     if len(positions) == len(by_name):
         return positions
     unknown = [name for name, key in by_name.items() if key not in matched]
-    odd = next((name for name in unknown if by_name[name] not in positions), unknown[0])
+    bad = next((name for name in unknown if by_name[name] not in positions), unknown[0])
     raise CheckpointError(
-        f"{raw.place(by_name[odd])}: label {odd!r} is not one of the {len(wanted)} labels; {nearest(odd, wanted)}"
+        f"{raw.location(by_name[bad])}: label {bad!r} is not one of the {len(wanted)} labels; {nearest(bad, wanted)}"
     )
 
 
@@ -200,29 +201,29 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
         return
     numbers = [int(key) for key in keys]
     if numbers[0] < 0:
-        raise CheckpointError(f"{raw.place(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
-    missing = next((place for place, number in enumerate(numbers, int(numbers[0] == 1)) if place != number), None)
+        raise CheckpointError(f"{raw.location(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
+    missing = next((label for label, number in enumerate(numbers, int(numbers[0] == 1)) if label != number), None)
     if missing is not None:
-        what = f"has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}"
+        what = f"has labels from {numbers[0]} to {numbers[-1]} but no {missing}"
         raise CheckpointError(
             f"{raw.where} {what}; a class without examples must be named: give all names with `labels`, in the order "
             "of the ids"
         )
 
 
-def _places(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
-    """Find the place of each name among others: exactly, else without case, spaces and underscores if unambiguous."""
-    exact = {name: place for place, name in enumerate(among)}
+def _indices(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
+    """Return the index of each name in `among`, or None; case, spaces and underscores are ignored if necessary."""
+    exact = {name: index for index, name in enumerate(among)}
     if not all(name in exact for name in names):
-        loose = {_loosely(name): place for place, name in enumerate(among)}
-        if len(loose) == len(among) and len({_loosely(name) for name in names}) == len(names):
-            return [loose.get(_loosely(name)) for name in names]
+        loose = {_normalised(name): index for index, name in enumerate(among)}
+        if len(loose) == len(among) and len({_normalised(name) for name in names}) == len(names):
+            return [loose.get(_normalised(name)) for name in names]
     return [exact.get(name) for name in names]
 
 
-def _loosely(name: str) -> str:
+def _normalised(name: str) -> str:
     return re.sub(r"[\s_]+", "", name).casefold()
 
 
-def _is_place(key: Key, count: int) -> bool:
+def _is_index(key: Key, count: int) -> bool:
     return _NUMBER.fullmatch(str(key)) is not None and 0 <= int(key) < count

@@ -1,4 +1,4 @@
-"""A user's data as tasks, in whatever form it is stored, with labels in the order of the heads."""
+"""Read data in any supported form as tasks, with labels in the order of the heads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick, share, stratified
 
 Source = str | Path | Mapping[str, str | Path]
-_MOST_VALIDATION = 5000
+_MAX_VALIDATION = 5000
 _WAY_OUT = (
     f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
     "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
@@ -26,12 +26,15 @@ _WAY_OUT = (
 
 
 class ColumnSource(str):
-    """The path or name of a source whose texts and labels are in columns of these names."""
+    """Path or name of a source, with the names of its columns of texts and labels."""
 
     def __new__(cls, source: str, text: str, label: str) -> Self:
         self = super().__new__(cls, source)
         self.text, self.label = text, label
         return self
+
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]  # so that copies keep the columns
+        return str(self), self.text, self.label
 
     text: str
     label: str
@@ -53,9 +56,9 @@ def read_task(
     """Read a task from a file, a folder, a file per split, or a hub id `org/name[:config][@revision]`.
 
     `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
-    in the order wanted. `validation`: the share of train that becomes val if there is none (at most 5000 examples,
-    every class by its share, always the same ones); 0 for no val. `unlabelled`: names of the labels if the source has
-    no labels; without it, a table without a column of labels is refused.
+    in the requested order. `validation`: the share of train that becomes val if there is none (stratified, always the
+    same examples, at most 5000); 0 for no val. `unlabelled`: names of the labels for a source without labels; if None,
+    a table without a column of labels is refused.
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
@@ -64,27 +67,26 @@ def read_task(
     raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
-    places: dict[Key, int] = {}
+    indices: dict[Key, int] = {}
     if unlabelled is not None and all(part.labels is None for part in raw.parts.values()):
         names = unlabelled
     else:
-        names, places = resolve(raw, labels)
+        names, indices = resolve(raw, labels)
     splits: dict[Split, Examples] = {}
-    for which, part in raw.parts.items():
+    for split_name, part in raw.parts.items():
         keys = part.labels
-        rows = None if keys is None else np.array([places[key] for key in keys], dtype=np.int64)
-        splits[which] = Examples(part.inputs, rows, which)
+        ids = None if keys is None else np.array([indices[key] for key in keys], dtype=np.int64)
+        splits[split_name] = Examples(part.inputs, ids, split_name)
     train = splits.get("train")
     if train is not None and train.labels is not None:
         sizes = np.bincount(train.labels, minlength=len(names))
-        if empty := [each for each, size in zip(names, sizes, strict=True) if not size]:
+        if empty := [names[index] for index in np.flatnonzero(sizes == 0)]:
             raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
         if "val" not in splits and validation:
             splits |= split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
-    return Task(
-        name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
-    )
+    ordered: dict[str, Examples] = {split_name: splits[split_name] for split_name in order if split_name in splits}
+    return Task(name or _name(source), names, raw.modality, ordered)
 
 
 def may_be_read(source: str) -> bool:
@@ -97,10 +99,10 @@ def may_be_read(source: str) -> bool:
 
 def _read(source: Source, columns: Columns) -> Raw:
     if isinstance(source, Mapping):
-        splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
+        splits = by_split(source, "there must be one file per split: train, val and test", error=RecipeError)
         if not source or len(splits) < len(source):
-            raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
-        files = [(Path(source[word]).expanduser(), split) for split, word in splits.items()]
+            raise RecipeError(f"there must be one file per split: train, val and test, got {some(source) or 'none'}")
+        files = [(Path(source[name]).expanduser(), split) for split, name in splits.items()]
         return read_tables(files, columns, where=str(files[0][0].parent))
     path = Path(source).expanduser()
     if path.is_dir():
@@ -111,7 +113,7 @@ def _read(source: Source, columns: Columns) -> Raw:
             return read_arrays(path)
         if kind in KINDS:
             return read_tables([(path, None)], columns, where=str(path))
-        raise CheckpointError(f"{path} is of no kind that can be read; {_WAY_OUT}")
+        raise CheckpointError(f"{path} is not in a supported format; {_WAY_OUT}")
     if isinstance(source, str) and names_dataset(source):
         return read_hub(source, columns)
     raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
@@ -124,20 +126,20 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
         return read_tables(files, columns, where=str(folder))
     if any(path.is_dir() for path in folder.iterdir()):
         return read_folder(folder)
-    raise CheckpointError(f"{folder} holds nothing that can be read; {_WAY_OUT}")
+    raise CheckpointError(f"{folder} has no data in a supported format; {_WAY_OUT}")
 
 
 def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
     """Split a validation set off the training set; empty if there are too few examples."""
-    places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
-    if not len(places):
+    chosen = stratified(labels, min(round(ratio * len(train)), _MAX_VALIDATION), seed=0)
+    if not len(chosen):
         return {}
-    rest = np.setdiff1d(np.arange(len(train)), places)
-    return {"train": train.take(rest), "val": replace(train.take(places), split="val")}
+    rest = np.setdiff1d(np.arange(len(train)), chosen)
+    return {"train": train.take(rest), "val": replace(train.take(chosen), split="val")}
 
 
 def _name(source: Source) -> str:
-    """Return the name of the file or folder; that of the folder if the file is called after a split."""
+    """Return the name of the file or folder; if the file is named after a split, that of its folder."""
     if isinstance(source, Mapping):
         return Path(next(iter(source.values()))).expanduser().resolve().parent.name
     path = Path(source).expanduser()
@@ -150,9 +152,9 @@ def _name(source: Source) -> str:
 
 
 def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
-    """Return the source of each task: a mapping as it is, or what is called after a task in a folder.
+    """Return the source of each task: a mapping unchanged, or the files and folders of a folder named after tasks.
 
-    This is a file TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz, or a folder of tables or pictures.
+    Files are TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz; folders have tables or pictures.
     """
     if isinstance(data, Mapping):
         return data
@@ -165,10 +167,10 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
         if name not in names or kind not in (*KINDS, ".npz", None):
             continue
         if name in sources:
-            raise RecipeError(f"{sources[name]} and {path} are both called after {name!r}; move one away")
+            raise RecipeError(f"{sources[name]} and {path} are both named after {name!r}; move one away")
         sources[name] = str(path)
     if not sources:
-        raise CheckpointError(f"{folder} has no file or folder called after a task ({some(names)})")
+        raise CheckpointError(f"{folder} has no file or folder named after a task ({some(names)})")
     if isinstance(data, ColumnSource):
         sources = {task: ColumnSource(source, data.text, data.label) for task, source in sources.items()}
     return {task: sources[task] for task in names if task in sources}
@@ -177,7 +179,7 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
 def labelled_tasks(
     data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str, *, split: Split | None = None
 ) -> dict[str, Task]:
-    """Read every source as a task with labels in the order of its head. `split`: of inputs without labels."""
+    """Read every source as a task with labels in the order of its head. `split`: the split of lists of inputs."""
     if not data:
         raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
     for name in data:
@@ -209,10 +211,10 @@ def unlabelled_tasks(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, Task]:
-    """Read the inputs of one split by task, without labels; a source may also be a list of inputs.
+    """Read the inputs of one split of each task, without labels; a source may also be a list of inputs.
 
-    `labels`: of the heads. Labels of a source must have these names, since data of another task would have others.
-    `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
+    `labels`: those of the heads; a source with other labels is refused, since it belongs to another task. `limit`: the
+    maximum number of inputs, drawn at random with `seed`.
     """
     if limit is not None and limit < 1:
         raise RecipeError(f"'limit' must be at least 1, got {limit}")
@@ -226,7 +228,7 @@ def unlabelled_tasks(
 
 
 def as_input(value: Any, modality: str) -> Any:
-    """Return one input of a model: a text, or the pixels of a path, a PIL image or an array."""
+    """Return one input of a model: a text, or the pixels of an image file, a PIL image or an array."""
     if modality == "text":
         if not isinstance(value, str):
             raise RecipeError(f"this model reads texts, got {type(value).__name__}; give strings")

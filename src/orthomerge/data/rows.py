@@ -1,6 +1,6 @@
-"""Rows of table files, one by one and with bounds: JSON lines, csv and tsv, gzipped or not, and parquet.
+"""Read rows of tables one by one, with limits on size: JSON lines, csv and tsv, gzipped or not, and parquet.
 
-A .csv has quoting; a .tsv has none, as those of GLUE: a quotation mark is part of the text.
+A .csv can have quoted fields; in a .tsv, as in those of GLUE, a quotation mark is part of the text.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from orthomerge.data.labels import Key
 from orthomerge.files.documents import parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-_LONGEST_LINE = 16 << 20
-_MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway
-_BATCH = 4096  # rows of parquet
+_MAX_LINE = 16 << 20
+_MAX_BYTES = 16 << 30  # unpacked; more would not fit in memory
+_BATCH = 4096  # rows of parquet per read
 _BOM = b"\xef\xbb\xbf"
 
 
 class BadRowError(Exception):
-    """Problem with a row; the message follows the place of the row."""
+    """Problem with a row; its message follows the location of the row."""
 
 
-Placed = tuple[str, Mapping[str, Any] | BadRowError]  # where a row is, and its fields or what is wrong with it
+Located = tuple[str, Mapping[str, Any] | BadRowError]  # location of a row, and its fields or its problem
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns, and rows that are read when asked for; `names` if the file names its labels."""
+    """Columns and lazily read rows of a table; `names` are the names of its labels, if the file has them."""
 
     columns: tuple[str, ...]
-    rows: Iterator[Placed]
+    rows: Iterator[Located]
     names: Mapping[Key, str] = field(default_factory=dict)
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """Return a file's name without its suffixes, and the suffix that says what it is; .gz does not count."""
+    """Return the stem and the suffix of a file name without .gz, such as `train` and `.csv`."""
     name = path.name[:-3] if _is_packed(path) else path.name
     return Path(name).stem, Path(name).suffix.casefold()
 
@@ -84,11 +84,11 @@ def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]
 def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
     lines = records(path, tabs=tabs)
     _, header = next(lines, (0, []))
-    twice = sorted(name for name, count in Counter(header).items() if count > 1)
-    if twice:
-        raise CheckpointError(f"{path} has two columns called {some(twice)}")
+    duplicates = sorted(name for name, count in Counter(header).items() if count > 1)
+    if duplicates:
+        raise CheckpointError(f"{path} has two columns called {some(duplicates)}")
 
-    def rows() -> Iterator[Placed]:
+    def rows() -> Iterator[Located]:
         for number, record in lines:
             if len(record) == len(header):
                 yield f"line {number}", dict(zip(header, record, strict=True))
@@ -99,9 +99,9 @@ def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
 
 
 def _json_rows(path: Path) -> Rows:
-    """Open a file with one JSON object per line; the first has all columns."""
+    """Open a file with one JSON object per line; the first line must have all columns."""
 
-    def rows() -> Iterator[Placed]:
+    def rows() -> Iterator[Located]:
         for number, line in _lines(path):
             if number == 1 and line.lstrip().startswith(b"["):
                 way_out = "rewrite it: jq -c '.[]' list.json > rows.jsonl"
@@ -113,10 +113,10 @@ def _json_rows(path: Path) -> Rows:
                     row = BadRowError(str(error).strip())
                 yield f"line {number}", row
 
-    every = rows()
-    first = list(islice(every, 1))
+    remaining = rows()
+    first = list(islice(remaining, 1))
     columns = [name for _, row in first if isinstance(row, Mapping) for name in row]
-    return Rows(tuple(columns), chain(first, every))
+    return Rows(tuple(columns), chain(first, remaining))
 
 
 def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
@@ -130,7 +130,7 @@ def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
         schema = file.schema_arrow
     columns = tuple(schema.names)
 
-    def rows() -> Iterator[Placed]:
+    def rows() -> Iterator[Located]:
         number = 0
         with _parquet_errors(path):
             present = [name for name in wanted if name in columns]
@@ -146,7 +146,7 @@ def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
 def _parquet_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # arrow's own errors, and those of the file system
+    except Exception as error:  # errors of arrow and of the file system
         raise CheckpointError(f"{path} cannot be read as parquet ({error}); it is damaged: fetch it again") from error
 
 
@@ -156,7 +156,7 @@ def _label_names(metadata: bytes | None, label: str) -> dict[Key, str]:
         names = json.loads(metadata or b"{}")["info"]["features"][label]["names"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return {place: str(name) for place, name in enumerate(names)} if isinstance(names, list) else {}
+    return {index: str(name) for index, name in enumerate(names)} if isinstance(names, list) else {}
 
 
 def _text(path: Path, number: int, line: bytes) -> str:
@@ -170,18 +170,17 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, numbered from 1."""
     total = 0
     with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):
             total += len(line)
-            if len(line) > _LONGEST_LINE or total > _MOST_BYTES:
-                raise CheckpointError(
-                    f"{path} line {number}: a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
-                )
+            if len(line) > _MAX_LINE or total > _MAX_BYTES:
+                limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
+                raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
             yield number, line.removeprefix(_BOM) if number == 1 else line
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked if its name ends in .gz."""
+    """Open a file for reading; it is unpacked if its name ends in .gz."""
     try:
         with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
             yield cast("IO[bytes]", file)

@@ -1,6 +1,6 @@
-"""Texts in tables: one file, or one per split.
+"""Read texts from tables: one file, or one per split.
 
-A row is a text, a label (id or name), and where there are any a split and, as `label_name`, the name of the id.
+A row has a text, a label (id or name), and optionally a split and, as `label_name`, the name of the id.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from orthomerge.data.rows import KINDS, BadRowError, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
-_USUAL_SPLIT = "split"  # may be missing; a column that the caller chose may not
+_DEFAULT_SPLIT = "split"  # may be missing, unlike a column that the caller chooses
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read, whether a text may be empty, and whether a table must have labels."""
+    """Names of columns; `keep_empty` allows empty texts, and `labelled` requires labels."""
 
     text: str = "text"
     label: str = "label"
-    split: str | None = _USUAL_SPLIT
+    split: str | None = _DEFAULT_SPLIT
     keep_empty: bool = False
     labelled: bool = True
 
@@ -36,32 +36,32 @@ class Columns:
         required = {"text": self.text}
         if self.labelled:
             required["label"] = self.label
-        if self.split not in (None, _USUAL_SPLIT):
+        if self.split not in (None, _DEFAULT_SPLIT):
             required["split"] = str(self.split)
         for option, column in required.items():
             if column not in present:
                 raise RecipeError(
                     f"{where} has no column {column!r}; {nearest(column, present)}; "
-                    f"say which with `{option}` (--{option}-column)"
+                    f"name it with `{option}` (--{option}-column)"
                 )
 
 
 def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:
-    """Read files in order, each with the split that its rows may not contradict.
+    """Read files in order; if a file has a split, all of its rows must belong to it.
 
-    Without one, rows that name no split are of the split that the file is called after, else of train.
+    Otherwise, rows without a split belong to the one that the file is named after, or else to train.
     """
     raw = Raw(where, "text")
     wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
     for path, split in files:
         rows = open_rows(path, wanted=wanted, label=columns.label)
-        usual = split or split_named(kind_of(path)[0]) or "train"
-        add_rows(raw, rows, columns, where=str(path), fixed=split, usual=usual)
+        default = split or split_named(kind_of(path)[0]) or "train"
+        add_rows(raw, rows, columns, where=str(path), fixed=split, default=default)
     return raw
 
 
 def split_files(folder: Path) -> list[tuple[Path, Split]]:
-    """Find the tables in a folder that are called after splits, `train.csv` or `train-00000-of-00002.parquet`."""
+    """Return the tables of a folder that are named after splits: `train.csv`, `train-00000-of-00002.parquet`, ..."""
     files: dict[Split, list[tuple[Path, int, int]]] = {}
     for path in sorted(folder.iterdir()):
         stem, kind = kind_of(path)
@@ -70,16 +70,16 @@ def split_files(folder: Path) -> list[tuple[Path, Split]]:
         if kind in KINDS and split and path.is_file():
             files.setdefault(split, []).append((path, int(shard[2]), int(shard[3])) if shard else (path, 0, 1))
     for split, shards in files.items():
-        if [each[1:] for each in shards] != [(place, len(shards)) for place in range(len(shards))]:
+        if [numbers for _, *numbers in shards] != [[index, len(shards)] for index in range(len(shards))]:
             names = some(path.name for path, *_ in shards)
             raise CheckpointError(f"{folder}: the {split} split must be one file, or all shards of one, got {names}")
     return [(path, split) for split, shards in files.items() for path, *_ in shards]
 
 
-def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Split | None, usual: Split) -> None:
-    """Add the rows of a table to `raw`, and what it says of its labels.
+def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Split | None, default: Split) -> None:
+    """Add the rows of a table and the names of its labels to `raw`.
 
-    `fixed`: the split that rows may not contradict. `usual`: the split of rows that name none.
+    `fixed`: the split that all rows must belong to. `default`: the split of rows without one.
     """
     if table.columns:
         columns.check(where, table.columns)
@@ -88,20 +88,20 @@ def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Spli
             _add_name(raw, label, name)
     except BadRowError as error:
         raise CheckpointError(f"{where} {error}") from error
-    problems, place = Problems(where), ""
-    for place, row in table.rows:
+    problems, location = Problems(where), ""
+    for location, row in table.rows:
         try:
-            split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, usual=usual)
+            split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, default=default)
         except BadRowError as error:
-            problems.add(f"{place} {error}")
+            problems.add(f"{location} {error}")
             continue
         part = raw.parts.setdefault(split, Part([], []))
         part.inputs.append(text)
         if key is not None:
             part.keys.append(key)
-            raw.first.setdefault(key, f"{where} {place}")
+            raw.first.setdefault(key, f"{where} {location}")
     problems.check()
-    if not place:
+    if not location:
         raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
 
 
@@ -112,43 +112,43 @@ def _read_row(
     columns: Columns,
     *,
     fixed: Split | None,
-    usual: Split,
+    default: Split,
 ) -> tuple[Split, str, Key | None]:
     """Return split, text and label of a row, and add the name of its label to `raw`."""
     if isinstance(row, BadRowError):
         raise row
-    split = _split(row.get(str(columns.split)), fixed) if columns.split in present else usual
+    split = _split(row.get(str(columns.split)), fixed) if columns.split in present else default
     text, key = row.get(columns.text), row.get(columns.label)
     if not isinstance(text, str):
-        raise BadRowError(f"has no text as {columns.text!r} but {_cut(text)}")
+        raise BadRowError(f"must have a text as {columns.text!r}, got {_shortened(text)}")
     if not text.strip() and not columns.keep_empty:
         raise BadRowError(f"has an empty {columns.text!r}")
     if not columns.labelled and columns.label not in present:
         return split, text, None
     if isinstance(key, bool) or not isinstance(key, int | str) or key == "":
-        raise BadRowError(f"has no whole number or name as {columns.label!r} but {_cut(key)}")
+        raise BadRowError(f"must have a whole number or a name as {columns.label!r}, got {_shortened(key)}")
     if _NAME in present:
         _add_name(raw, key, row.get(_NAME))
     return split, text, key
 
 
-def _split(word: object, fixed: Split | None) -> Split:
-    split = split_named(word) if isinstance(word, str) else None
+def _split(name: object, fixed: Split | None) -> Split:
+    split = split_named(name) if isinstance(name, str) else None
     if split is None:
-        raise BadRowError(f"has split {_cut(word)}, which must be train, val or test")
+        raise BadRowError(f"must have split train, val or test, got {_shortened(name)}")
     if fixed and split != fixed:
-        raise BadRowError(f"says split {_cut(word)} in the file of {fixed}")
+        raise BadRowError(f"must have split {fixed}, as the others in this file, got {_shortened(name)}")
     return split
 
 
 def _add_name(raw: Raw, key: Key, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise BadRowError(f"has no name as {_NAME!r} but {_cut(name)}")
+        raise BadRowError(f"must have a name as {_NAME!r}, got {_shortened(name)}")
     if raw.names.setdefault(key, name) != name:
-        raise BadRowError(f"calls label {key!r} {name!r}, which was {raw.names[key]!r} before")
+        raise BadRowError(f"must have the name {raw.names[key]!r} for label {key!r}, as before, got {name!r}")
 
 
-def _cut(value: object) -> str:
-    """Return a value for a message, cut where it is long."""
+def _shortened(value: object) -> str:
+    """Return a value as text for a message, at most 40 characters long."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

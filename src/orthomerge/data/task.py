@@ -1,7 +1,7 @@
-"""A task: a name, its labels in order, and inputs in splits; and choosing some of them, by class or by share.
+"""Tasks (a name, ordered labels, splits of inputs), and random subsets of their examples.
 
-The same seed always chooses the same places, which are sorted; nothing depends on global random state. For one seed a
-larger choice contains the smaller ones, so that curves over the number of shots compare like with like.
+The same seed always gives the same indices, which are sorted; global random state is not used. With one seed, a larger
+subset contains the smaller ones, so that scores with different numbers of shots are comparable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orthomerge.core.errors import RecipeError, nearest, some
 
 Split = Literal["train", "val", "test"]
 Modality = Literal["text", "image"]
-# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+# Inputs that a method uses before it is scored: none; inputs that are not scored (train or val); the scored ones.
 Access = Literal["data-free", "inductive", "transductive"]
 Labels = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -32,22 +32,22 @@ class Lazy(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, place: Any) -> Any:
-        return Lazy(self.keys[place], self.load) if isinstance(place, slice) else self.load(self.keys[place])
+    def __getitem__(self, index: Any) -> Any:
+        return Lazy(self.keys[index], self.load) if isinstance(index, slice) else self.load(self.keys[index])
 
 
-def pick(inputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
-    """Return the inputs at some places, in that order; lazy ones stay lazy."""
+def pick(inputs: Sequence[Any], indices: Iterable[int]) -> Sequence[Any]:
+    """Return the inputs at some indices, in that order; a `Lazy` sequence stays lazy."""
     if isinstance(inputs, Lazy):
-        return Lazy([inputs.keys[place] for place in places], inputs.load)
-    return [inputs[place] for place in places]
+        return Lazy([inputs.keys[index] for index in indices], inputs.load)
+    return [inputs[index] for index in indices]
 
 
 @dataclass(frozen=True)
 class Examples:
     """Inputs of one split, in a fixed order: texts, or images as uint8 arrays [H, W] or [H, W, 3].
 
-    `labels` are row numbers of the task's labels; None where there are none.
+    `labels` are indices into the task's labels, or None if the inputs have no labels.
     """
 
     inputs: Sequence[Any]
@@ -61,17 +61,17 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, places: Sequence[int] | Labels) -> Examples:
-        """Return some of the examples, in the order of `places`."""
-        labels = None if self.labels is None else self.labels[np.asarray(places, dtype=np.int64)]
-        return Examples(pick(self.inputs, map(int, places)), labels, self.split)
+    def take(self, indices: Sequence[int] | Labels) -> Examples:
+        """Return the examples at some indices, in that order."""
+        labels = None if self.labels is None else self.labels[np.asarray(indices, dtype=np.int64)]
+        return Examples(pick(self.inputs, map(int, indices)), labels, self.split)
 
     def unlabelled(self) -> Examples:
         """Return the inputs without labels, for code that must not see them."""
         return Examples(self.inputs, None, self.split)
 
     def digest(self) -> str:
-        """Hash the inputs in their order; features do not depend on labels, so the hash does not."""
+        """Return the hash of the inputs, in order; labels are left out, because features do not depend on them."""
         sha = hashlib.sha256()
         for item in self.inputs:
             data = item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
@@ -94,9 +94,9 @@ class Task:
         if len(set(self.labels)) < len(self.labels) or not self.labels:
             raise RecipeError(f"task {self.name!r} must have distinct labels, got {some(self.labels)}")
         for split, examples in self.splits.items():
-            numbers = examples.labels
-            if numbers is not None and len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.labels):
-                raise RecipeError(f"the {split} split of {self.name!r} has labels outside 0..{len(self.labels) - 1}")
+            ids = examples.labels
+            if ids is not None and len(ids) and not 0 <= ids.min() <= ids.max() < len(self.labels):
+                raise RecipeError(f"labels of the {split} split of {self.name!r} must be 0 to {len(self.labels) - 1}")
 
     def __getitem__(self, split: str) -> Examples:
         if split not in self.splits:
@@ -105,41 +105,41 @@ class Task:
 
 
 def few_shot(labels: Labels, shots: int, *, seed: int, allow_fewer: bool = False) -> Labels:
-    """Choose `shots` examples of every class. `allow_fewer`: take all of a class that has fewer."""
+    """Return indices of `shots` random examples per class. `allow_fewer`: take all of a class that has fewer."""
     if shots < 1:
         raise RecipeError(f"the number of shots must be at least 1, got {shots}")
     sizes = np.bincount(labels)
     short = np.flatnonzero(sizes < shots)
     if short.size and not allow_fewer:
         what = f"class {short[0]} has {sizes[short[0]]} examples, fewer than {shots} shots"
-        others = f"{short.size} of {sizes.size} classes have too few"
-        raise RecipeError(f"{what} ({others}); ask for at most {sizes.min()}, or allow fewer")
-    return _of_each(labels, np.minimum(sizes, shots), seed=seed)
+        total = f"{short.size} of {sizes.size} classes have too few"
+        raise RecipeError(f"{what} ({total}); ask for at most {sizes.min()}, or allow fewer")
+    return _draw(labels, np.minimum(sizes, shots), seed=seed)
 
 
 def share(count: int, ratio: float, *, seed: int) -> Labels:
-    """Choose a share of `count` examples, at least one."""
+    """Return indices of a random share of `count` examples, at least one."""
     if count < 1 or not 0 < ratio <= 1:
         raise RecipeError(f"a share must be above 0 and at most 1 of at least one example, got {ratio} of {count}")
     return np.sort(_generator(seed).permutation(count)[: max(1, round(ratio * count))])
 
 
 def stratified(labels: Labels, count: int, *, seed: int) -> Labels:
-    """Choose at most `count` examples, each class by its share; at least one of each class is left."""
+    """Return indices of at most `count` random examples, stratified; at least one per class is not chosen."""
     sizes = np.bincount(labels)
     quota = np.minimum(count * sizes // len(labels), np.maximum(sizes - 1, 0))
     remainders = count * sizes % len(labels)
     for label in np.argsort(-remainders, kind="stable"):
         if quota.sum() < count and quota[label] < sizes[label] - 1:
             quota[label] += 1
-    return _of_each(labels, quota, seed=seed)
+    return _draw(labels, quota, seed=seed)
 
 
-def _of_each(labels: Labels, quota: Labels, *, seed: int) -> Labels:
+def _draw(labels: Labels, quota: Labels, *, seed: int) -> Labels:
     generator = _generator(seed)
-    chosen = [generator.permutation(np.flatnonzero(labels == label))[:many] for label, many in enumerate(quota)]
-    places: Labels = np.sort(np.concatenate(chosen)).astype(np.int64)
-    return places
+    chosen = [generator.permutation(np.flatnonzero(labels == label))[:count] for label, count in enumerate(quota)]
+    indices: Labels = np.sort(np.concatenate(chosen)).astype(np.int64)
+    return indices
 
 
 def _generator(seed: int) -> np.random.Generator:

@@ -1,11 +1,11 @@
 """Predictions of a protocol for the test inputs of a task: one answer per draw of support inputs.
 
-A protocol that needs labels is never scored on an input whose label it was shown. Fits are small and run with one
+A protocol that needs labels is never scored on an input whose label it was given. Fits are small and run with one
 thread, so that a result does not depend on the number of threads.
 
 In the joint label space (KnOTS, Stoica et al. 2024, arXiv 2410.19735) the task of an input is unknown: the logits of
-all tasks' classifiers stand side by side, [n, C_1 + ... + C_T], and a prediction counts only if task and class are
-right. Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) is two classes here.
+all tasks' classifiers are concatenated, [n, C_1 + ... + C_T], and a prediction counts only if task and class are
+right. Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) counts as two classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orthomerge.models.model import Model
 
 @dataclass(frozen=True)
 class Draw:
-    """Which inputs are support; `rows`: their places, None for all."""
+    """One draw of support inputs; `rows`: their indices, None for all."""
 
     seed: int
     rows: torch.Tensor | None = None
@@ -37,7 +37,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Answer:
-    """Predicted classes [n] of the test inputs for one seed; `extra`: numbers that inference needs beyond a head."""
+    """Predicted classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
 
     seed: int
     predicted: torch.Tensor
@@ -49,17 +49,17 @@ def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, t
     builder, test = protocol.builder(), encoded.features(model, task, "test")
     kind = head_of(encoded.classifier(model, task)).kind
     for draw in draws(protocol, encoded.tasks[task]):
-        labels_shown = "labels" in protocol.needs and protocol.access == "transductive"
-        if labels_shown and (draw.rows is None or len(draw.rows) >= len(test)):
+        uses_test_labels = "labels" in protocol.needs and protocol.access == "transductive"
+        if uses_test_labels and (draw.rows is None or len(draw.rows) >= len(test)):
             raise RecipeError(
-                "a protocol that needs labels cannot be scored on the inputs whose labels it was shown: of "
-                f"{len(test)} inputs 0 would remain; take a part of them as support"
+                "a protocol that needs labels cannot be scored on the inputs whose labels it was given: of "
+                f"{len(test)} inputs 0 would remain; use fewer shots"
             )
         evidence = gather(protocol, encoded, model, task, draw)
         with fixed_threads(1):
             classifier = builder.build(evidence)
             predicted = predict(classifier, test.values, kind)
-        if labels_shown:
+        if uses_test_labels:
             predicted[draw.rows] = UNSCORED
         yield Answer(draw.seed, predicted, extra_numbers(classifier))
 
@@ -75,19 +75,19 @@ def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[Draw]:
             yield Draw(seed)
             continue
         if shots < 1:
-            places = share(len(examples), shots, seed=seed)
+            rows = share(len(examples), shots, seed=seed)
         elif examples.labels is None:
-            raise RecipeError(f"{shots} shots per class need labels to tell classes; give a share below 1, or all")
+            raise RecipeError(f"{shots} shots per class need labelled inputs; give labels, a share below 1, or all")
         else:
-            places = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=protocol.fewer)
-        yield Draw(seed, torch.from_numpy(np.asarray(places, dtype=np.int64)))
+            rows = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=protocol.fewer)
+        yield Draw(seed, torch.from_numpy(np.asarray(rows, dtype=np.int64)))
 
 
 def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, draw: Draw) -> Evidence:
-    """Gather the evidence of one draw, with nothing in it that the protocol does not declare in `needs`."""
+    """Gather the evidence of one draw: only what the protocol declares in `needs`."""
     needs, classifier = protocol.needs, encoded.classifier(model, task)
     if not needs:
-        return Evidence(cast("Head", classifier), seed=draw.seed)  # unchanged, it may be more than a head
+        return Evidence(cast("Head", classifier), seed=draw.seed)  # unchanged: it may have extra parameters
     head, support, expert = head_of(classifier), encoded.features(model, task, protocol.split), None
     if "expert" in needs:
         teacher = encoded.teacher(task)
@@ -101,17 +101,17 @@ def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, ta
 
 
 def extra_numbers(classifier: Classifier) -> int:
-    """Count the numbers that a classifier keeps beyond a head: the anchors of `knn`, the module of `surgery`."""
+    """Count the extra parameters of a classifier: the anchors of `knn`, the module of `surgery`."""
     if isinstance(classifier, Head):
         return 0
-    kept = classifier.extra_tensors() if hasattr(classifier, "extra_tensors") else vars(classifier)
-    return sum(value.numel() for value in kept.values() if isinstance(value, torch.Tensor))
+    values = classifier.extra_tensors() if hasattr(classifier, "extra_tensors") else vars(classifier)
+    return sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
 
 
 def joint_predictions(
     encoded: EncodedTasks, models: Mapping[str, Model]
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield each task with predicted and true classes [n] of its test inputs in the joint label space of `models`."""
+    """Yield each task with predicted and true classes [n] of its test inputs, in the joint label space of `models`."""
     classifiers = {task: encoded.classifier(model, task) for task, model in models.items()}
     start = 0
     for task, model in models.items():

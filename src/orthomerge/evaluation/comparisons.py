@@ -1,8 +1,8 @@
-"""Compare every method of a run with a reference, from the predictions that the run kept.
+"""Compare every method of a run with a reference, from the predictions of both.
 
 Methods are compared where they were scored under the same protocol (with options, shots, access, support), on the
 tasks, seeds and inputs that both were scored on. Holm's correction runs over all methods of one protocol. The best mean
-is the reference unless another is named; chosen on these very inputs, its lead is slightly overestimated.
+is the reference unless another is named; as it is chosen on the same inputs, its lead is slightly overestimated.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Read = Callable[[Record], Predictions]
 def compare_records(
     records: Sequence[Record], read: Read, *, against: str | None = None, margin: float = MARGIN
 ) -> list[Comparison]:
-    """Compare all methods with `against` where it was scored, elsewhere with the best; `read`: gives predictions."""
+    """Compare all methods with `against` where it was scored, else with the best; `read` loads predictions."""
     methods = {record.method for record in records}
     if against is not None and against not in methods:
         raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")
@@ -91,7 +91,7 @@ def compare_records(
     for way, rows in _rows_by_way(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
         pairs = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
-        comparisons += _compared(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
+        comparisons += _compare(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
     return comparisons
 
 
@@ -128,7 +128,7 @@ def _cells(item: Comparison) -> tuple[str, ...]:
 
 
 def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
-    """Rows by method, of each protocol; joint label spaces of different tasks are not compared."""
+    """Group records by protocol and method; joint label spaces of different tasks are not compared."""
     rows: dict[tuple[Way, str], _Row] = {}
     for record in records:
         if not record.headline:
@@ -137,7 +137,7 @@ def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]
         if record.seed in seeds:
             raise IncompatibleError(
                 f"two records of {record.method!r} on {record.task!r} under {record.way.title} have seed "
-                f"{record.seed}; evaluate again with this version, which tells them apart"
+                f"{record.seed}; evaluate again with this version, which distinguishes them"
             )
         seeds[record.seed] = record
     groups: dict[tuple[Way, frozenset[str]], dict[str, _Row]] = {}
@@ -148,36 +148,34 @@ def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]
 
 
 def _rank(row: _Row) -> tuple[int, float]:
-    """The best method has the best mean among those that were scored on the most tasks."""
+    """Return the sort key of a method: number of tasks, then mean accuracy."""
     return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
 def _paired_hits(read: Read, first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
-    """Hits of two methods on the tasks, seeds and inputs that both were scored on."""
+    """Return the hits of two methods on the tasks, seeds and inputs that both were scored on."""
     shared = [task for task in first if task in second]
     common = [set(first[task]) & set(second[task]) for task in shared]
     seeds = sorted(set.intersection(*common)) if common else []
     hits: tuple[_Hits, _Hits] = ({}, {})
     for task in shared if seeds else ():
         pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
-        every = [*pair[0], *pair[1]]
-        if any(not np.array_equal(each.truth, every[0].truth) for each in every):
+        both = [*pair[0], *pair[1]]
+        if any(not np.array_equal(predictions.truth, both[0].truth) for predictions in both):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
             raise IncompatibleError(f"{names} were not scored on the same inputs of {task!r}; evaluate again")
-        scored = np.logical_and.reduce([each.scored for each in every])
+        scored = np.logical_and.reduce([predictions.scored for predictions in both])
         if scored.any():
-            for side, predictions in zip(hits, pair, strict=True):
-                side[task] = np.stack([each.hits[scored] for each in predictions])
+            for side, by_seed in zip(hits, pair, strict=True):
+                side[task] = np.stack([predictions.hits[scored] for predictions in by_seed])
     return hits
 
 
-def _compared(
-    way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]], margin: float
-) -> Iterator[Comparison]:
+def _compare(way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]], margin: float) -> Iterator[Comparison]:
     """Compare the methods of one protocol with the reference; their tests are corrected together."""
     differences = {name: bootstrap(*pair) for name, pair in pairs.items()}
     tests = {(name, task): mcnemar_hits(own[task], other[task]) for name, (own, other) in pairs.items() for task in own}
-    adjusted, adjusted_tests = holm({name: whole.p for name, (whole, _) in differences.items()}), holm(tests)
+    adjusted, adjusted_tests = holm({name: mean_gap.p for name, (mean_gap, _) in differences.items()}), holm(tests)
     for name, (difference, by_task) in differences.items():
         tasks = {}
         for task, gap in by_task.items():

@@ -3,14 +3,14 @@
 Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089. Coefficients are chosen on validation
 data; accuracies are reported on test data.
 
-Negation (Section 3): theta_0 - lambda tau. Of a grid of lambda, that with the lowest target accuracy whose control
-accuracy is at least 95 % of the pre-trained model's.
-Differs from the paper: several control tasks count as one, whose accuracy is their mean. The paper's models read every
-task by a frozen head of class names, and its control is ImageNet; without such heads `base_heads` fits some on the
-pre-trained features.
+Negation (Section 3): theta_0 - lambda tau. The lambda with the lowest target accuracy is chosen from a grid, among
+those whose control accuracy is at least 95 % of the pre-trained model's.
+Differs from the paper: several control tasks count as one, whose accuracy is their mean. The paper's models have frozen
+heads made of class names, and its control is ImageNet; without such heads `base_heads` fits heads to the pre-trained
+features.
 
 Analogy (Section 5), "A is to B as C is to D": theta_0 + lambda tau_C + mu (tau_B - tau_A), for a D without training
-data, read by the head of C. One coefficient for the whole sum, mu = lambda, or (their sentiment experiments) two.
+data, with the head of C. One coefficient for the whole sum, mu = lambda, or (their sentiment experiments) two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
 
 KEEP = 0.95
-_ROUNDING = 1e-9  # of shares that are equal but for the order of a sum
+_ROUNDING = 1e-9  # tolerance for equal shares whose sums were added in another order
 _SEARCHED: tuple[Split, ...] = ("val", "test")
 _FORM = re.compile(r"([^:]+):([^:]+)::([^:]+)")
 
@@ -64,7 +64,7 @@ class Negation:
 
     @property
     def kept(self) -> float:
-        """Share of the base's control accuracy that is left on test data."""
+        """Share of the base's control accuracy that the edited model keeps on test data."""
         edited, base = (fmean(scores[task].value for task in self.controls) for scores in (self.edited, self.base))
         return edited / base
 
@@ -91,7 +91,7 @@ def negate_task(
 ) -> Negated:
     """Negate the task vector of a target, with all other tasks as control. `probes`: score with `base_heads`."""
     span = span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}, seed=seed))
-    # Probes of tasks without an expert read the encoder as the target's head does.
+    # Tasks without an expert use the pooling and length of the target's head.
     heads: Mapping[str, Head | Extra] = {task: experts.heads.get(task, experts.heads[target]) for task in encoded.tasks}
     if probes:
         heads = base_heads(span, encoded, heads)
@@ -103,7 +103,7 @@ def negate_task(
 
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
-    """Fit probes on the train features of the span's origin; each reads the encoder as its reader does."""
+    """Fit probes to the train features of the span's origin, with the pooling and length of the `readers`."""
     origin, heads = [0.0] * len(span.directions), {}
     for task, reader in readers.items():
         encoded.labels(task, "train")  # refuses a split without labels
@@ -122,16 +122,16 @@ def search_negation(
     keep: float = KEEP,
     title: str = "negation",
 ) -> Negation:
-    """Search the line theta_0 - lambda tau; all tasks of `heads` but the target are the control.
+    """Search the line theta_0 - lambda tau; all tasks of `heads` except the target are the control.
 
-    If no scale keeps the control, or none forgets anything, the result is scale 0, the base.
+    If no scale keeps the control, or none lowers the target's accuracy, the result is scale 0, the base.
     """
     grid = scales(grid)
     if not 0 < keep <= 1:
         raise RecipeError(f"the share of the control to keep must be in (0, 1], got {keep}")
     controls = [task for task in heads if task != target]
     if target not in heads or not controls:
-        raise RecipeError(f"negation needs the head of {target!r}, which is to be forgotten, and of a control task")
+        raise RecipeError(f"negation needs a head of the target {target!r} and of a control task; give both")
     for task, split in product(heads, _SEARCHED):
         encoded.labels(task, split)  # refuses splits without labels before the search
 
@@ -159,9 +159,9 @@ def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
         share = int(truth.bincount().max()) / len(truth)
         if score.value <= share:
             raise RecipeError(
-                f"the base gets {score.value:.1%} of the control {task!r} right on validation data, where the "
-                f"most frequent class alone is {share:.1%}: there is nothing to keep; choose a control that the base "
-                "can do, or a head that was fitted on the base's features"
+                f"the base must predict the control {task!r} better than its most frequent class, got an accuracy of "
+                f"{score.value:.1%} against {share:.1%} on validation data; choose another control, or a head that was "
+                "fitted to the base's features"
             )
 
 
@@ -182,12 +182,12 @@ class Form:
         match = _FORM.fullmatch(text)
         names = [name.strip() for name in match.groups()] if match else [""]
         if not all(names):
-            raise RecipeError(f"an analogy is written a:b::c (a is to b as c is to the task of the data), got {text!r}")
+            raise RecipeError(f"an analogy must be a:b::c (a is to b as c is to the task of the data), got {text!r}")
         return cls(*names)
 
     def coefficients(self, scale: float, shift: float) -> dict[str, float]:
-        """Coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
-        total = dict.fromkeys((self.a, self.b, self.c), 0.0)  # two of the three may be one
+        """Return the coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
+        total = dict.fromkeys((self.a, self.b, self.c), 0.0)  # two of the three may be the same
         for task, coefficient in ((self.c, scale), (self.b, shift), (self.a, -shift)):
             total[task] += coefficient
         return total
@@ -220,7 +220,7 @@ class Analogy:
 
 @dataclass(frozen=True, eq=False)
 class Analogous:
-    """Search of an analogy, and the model at the chosen coefficients; None at 0."""
+    """Search of an analogy, and the model at the chosen coefficients; None if both are 0."""
 
     search: Analogy
     model: Model | None
@@ -248,7 +248,7 @@ def solve_analogy(
 
 
 def analogy_plane(experts: Experts, form: Form, *, seed: int = 0) -> Span:
-    """Make the plane of tau_C and tau_B - tau_A through the base."""
+    """Return the plane of tau_C and tau_B - tau_A through the base."""
     ends = (form.coefficients(scale, shift) for scale, shift in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     return span_of(*(arithmetic(experts, end, seed=seed) for end in ends))
 
@@ -265,7 +265,7 @@ def search_analogy(
 ) -> Analogy:
     """Search the diagonal of the plane of tau_C and tau_B - tau_A, or a square if coefficients are `independent`.
 
-    Of equal points the nearest to the base is taken; (0, 0), the base, is always tried. `head` is that of C.
+    Ties go to the point nearest to the base; (0, 0), the base, is always tried. `head` is that of C.
     """
     grid = scales(grid)
     for split in _SEARCHED:

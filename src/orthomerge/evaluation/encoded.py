@@ -1,4 +1,4 @@
-"""Tasks with the features that models encode of their inputs, kept in memory while they are needed."""
+"""Tasks and the features of their inputs by model, kept in memory while they are needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EncodedTasks:
     _features: dict[_Key, Features] = field(default_factory=dict, init=False)
 
     def features(self, model: Model, task: str, split: Split, *, reader: Head | None = None) -> Features:
-        """Features and labels of one split as the head of the task, or another `reader`, reads them."""
+        """Return features and labels of one split, with the pooling and length of the task's head or of `reader`."""
         head = reader or head_of(self.classifier(model, task))
         key, examples = (model.encoder, task, split, head.pooling, head.max_length), self.tasks[task][split]
         if key not in self._features:
@@ -40,34 +40,34 @@ class EncodedTasks:
         return self._features[key]
 
     def keep(self, models: Collection[Model]) -> None:
-        """Drop the features of all other models from memory; the cache keeps them."""
+        """Drop the features of all other models from memory; the cache on disk is left unchanged."""
         encoders = {model.encoder for model in models}
         for key in [key for key in self._features if key[0] not in encoders]:
             del self._features[key]
 
     def labels(self, task: str, split: Split) -> torch.Tensor:
-        """Labels [n] of one split of a task; a missing task or label is refused."""
+        """Return the labels [n] of one split of a task; a missing task or label is refused."""
         if task not in self.tasks:
-            raise RecipeError(f"there is no data of {task!r}; {nearest(task, self.tasks)}")
+            raise RecipeError(f"there is no data for {task!r}; {nearest(task, self.tasks)}")
         labels = self.tasks[task][split].labels
         if labels is None:
             raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
         return torch.tensor(labels, dtype=torch.int64)
 
     def classifier(self, model: Model, task: str) -> Head | Extra:
-        """Head of a model for a task; its labels must be the task's, in the same order."""
+        """Return a model's head for a task; its labels must be the task's, in the same order."""
         classifier, labels = model.head(task), self.tasks[task].labels
         numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
         if classifier.labels not in (labels, numbered):
             raise IncompatibleError(
-                f"the head of {task!r} in {model.title!r} has other labels than the data, or another order; "
+                f"the data of {task!r} must have the labels of its head in {model.title!r}, in the same order; "
                 "match the data's labels to the expert's first (orthomerge.data.labels.match_labels)"
             )
         return classifier
 
     def teacher(self, task: str) -> Model:
         if task not in self.teachers:
-            raise RecipeError(f"the expert of {task!r} is needed as teacher; say where it is: --expert {task}=PATH")
+            raise RecipeError(f"the expert of {task!r} is needed as teacher; give its path: --expert {task}=PATH")
         return self.teachers[task]
 
     def predictions(self, model: Model, task: str, split: Split) -> torch.Tensor:

@@ -32,8 +32,8 @@ _COMPARED: tuple[Split, ...] = ("test", "val")
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is scored under one name: one model for all tasks, or one per task. `parameters`: options of the method that
-    made it. `access`: which inputs it was made with.
+    """One model for all tasks, or one per task, scored under one name. `parameters`: options of the merging method.
+    `access`: of the inputs that the models were made with.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Subject:
 
     @classmethod
     def of(cls, model: Model, tasks: Iterable[str]) -> Subject:
-        """Name a model after its method, and its aligner if its heads were aligned."""
+        """Return a subject named after the model's method, and its aligner if the heads were aligned."""
         parameters = model.origin.facts["method"]["parameters"]
         return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
 
@@ -61,7 +61,7 @@ def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A record with the predictions that it was counted from."""
+    """A record and the predictions that its score was counted from."""
 
     record: Record
     predictions: Predictions
@@ -99,19 +99,19 @@ def evaluate(
     *,
     suite: str | None = None,
 ) -> Iterator[Scored]:
-    """Score subject by subject and task by task; nothing is written."""
+    """Yield one score per subject, task, protocol and draw of support inputs; nothing is written."""
     _check(subjects, protocols, encoded)
     for subject in subjects:
         encoded.keep(list(subject.models.values()))
-        chosen = [protocol for protocol in protocols if protocol.scores(subject.name)]
+        own_protocols = [protocol for protocol in protocols if protocol.scores(subject.name)]
         # All splits first, so that a merge is computed once, before any expert is loaded.
-        splits = dict.fromkeys(("test", *(protocol.split for protocol in chosen if protocol.needs)))
+        splits = dict.fromkeys(("test", *(protocol.split for protocol in own_protocols if protocol.needs)))
         for task, model in subject.models.items():
             for split in splits:
                 encoded.features(model, task, split)
         for task, model in subject.models.items():
             truth = encoded.labels(task, "test")
-            for protocol in chosen:
+            for protocol in own_protocols:
                 way = protocol.way(subject.access)
                 for answer in answers(protocol, encoded, model, task):
                     yield _scored(subject, task, way, protocol.options, answer, truth, suite)
@@ -128,7 +128,7 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
         for task in subject.models:
             if task not in encoded.tasks:
                 raise RecipeError(
-                    f"{subject.name!r} has task {task!r}, but there is no data of it; {nearest(task, encoded.tasks)}"
+                    f"{subject.name!r} has task {task!r}, but there is no data for it; {nearest(task, encoded.tasks)}"
                 )
             encoded.labels(task, "test")
     for one, other in combinations(protocols, 2):
@@ -136,8 +136,8 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
         shared = [subject.name for subject in subjects if one.scores(subject.name) and other.scores(subject.name)]
         if shared and way == other.way("data-free"):
             raise RecipeError(
-                f"two protocols score {shared[0]!r} in the same way: {way.title} ({way.access}); name it once, or "
-                "give them other options, shots or support"
+                f"two protocols score {shared[0]!r} in the same way: {way.title} ({way.access}); list it once, or "
+                "give them different options, shots or support"
             )
     for protocol, subject in product(protocols, subjects):
         for task in subject.models if protocol.scores(subject.name) else ():
@@ -146,7 +146,7 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
 
 def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
     """Score one model in the joint label space of its tasks."""
-    # In the order of the data, which makes the joint label space the same for all subjects.
+    # Tasks in the order of the data, so that the joint label space is the same for all subjects.
     models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
     extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
     way = Way("joint", (), None, subject.access, None, None)
@@ -164,8 +164,8 @@ def _scored(
     suite: str | None,
 ) -> Scored:
     model = subject.models[task]
-    kind, kept = head_of(model.head(task)).kind, answer.predicted != UNSCORED
-    score = counted(answer.predicted[kept], truth[kept], kind)
+    kind, scored = head_of(model.head(task)).kind, answer.predicted != UNSCORED
+    score = counted(answer.predicted[scored], truth[scored], kind)
     predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
     record = Record(
         task=task,
@@ -189,7 +189,7 @@ def _scored(
 
 
 def contamination_notes(encoded: EncodedTasks) -> list[str]:
-    """Warn of test inputs that are training inputs too, and of experts that are much better on test than on val."""
+    """Warn about test inputs that are also training inputs, and experts that are much better on test than on val."""
     notes = [note for name, task in encoded.tasks.items() for note in _shared_inputs_notes(name, task)]
     for task, expert in encoded.teachers.items():
         encoded.keep([expert])
@@ -212,12 +212,12 @@ def _shared_inputs_notes(name: str, task: Task) -> Iterator[str]:
     parts = {split: part.inputs for split, part in task.splits.items()}
     if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
         return
-    seen = {_content(item) for split, inputs in parts.items() if split != "test" for item in inputs}
-    count = sum(_content(item) in seen for item in parts["test"])
+    fitted = {_content(item) for split, inputs in parts.items() if split != "test" for item in inputs}
+    count = sum(_content(item) in fitted for item in parts["test"])
     if count and count >= _MANY_SHARED * len(parts["test"]):
         yield (
-            f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: what "
-            "is fitted there has seen them; take them out of one split"
+            f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: "
+            "models may have been fitted to them; take them out of one split"
         )
 
 

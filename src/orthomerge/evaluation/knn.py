@@ -20,12 +20,12 @@ import torch
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.protocols import Evidence, Need
 
-_MOST = 1 << 22  # distances held at once: 32 MiB
+_MOST = 1 << 22  # distances in memory at once: 32 MiB
 
 
 @dataclass(frozen=True)
 class Knn:
-    """No options: every support input of a class has the same weight."""
+    """Smallest mean distance, without options: all support inputs of a class have the same weight."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
 
@@ -49,7 +49,7 @@ class MeanDistance:
             raise IncompatibleError(
                 f"features must be [n, {self.anchors.shape[1]}] like the anchors, got {tuple(features.shape)}"
             )
-        # |x - a|^2 = |x|^2 + |a|^2 - 2 x.a cancels: around the anchors' mean and in float64 it does no harm.
+        # |x|^2 + |a|^2 - 2 x.a loses digits by cancellation: float64 and centring at the anchors' mean keep enough.
         anchors = self.anchors.to(features.device, torch.float64)
         middle = anchors.mean(0)
         blocks = torch.split(features, max(1, _MOST // len(anchors)))
@@ -57,7 +57,7 @@ class MeanDistance:
 
     def _mean_distances(self, rows: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         means = rows.new_full((len(rows), len(self.counts)), torch.inf)
-        for place, part in enumerate(torch.split(torch.cdist(rows, anchors), list(self.counts), dim=1)):
+        for number, part in enumerate(torch.split(torch.cdist(rows, anchors), list(self.counts), dim=1)):
             if part.shape[1]:
-                means[:, place] = part.mean(1)
+                means[:, number] = part.mean(1)
         return means

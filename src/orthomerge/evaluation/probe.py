@@ -4,7 +4,7 @@ Multinomial logistic regression, minimised by L-BFGS in float64,
 
     1/n sum_i -log softmax(V z_i + c)[y_i] + l2/2 ||V||_F^2,    z = (f - mu) / sigma,
 
-and folded back into a head on the features as they are: W = V / sigma, b = c - W mu.
+and folded back into a head on the original features: W = V / sigma, b = c - W mu.
 
 Letters: f [n, d] merged features with mean mu and standard deviation sigma [d] over the support, V, W [C, d], b, c [C].
 A class without support gets bias -infinity: it is never predicted.
@@ -24,12 +24,12 @@ from orthomerge.evaluation.protocols import Evidence, Need
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
-_FLAT = 1e-12  # share of its magnitude below which a feature's spread is rounding
+_FLAT = 1e-12  # share of a feature's magnitude below which its deviation is taken for rounding
 
 
 @dataclass(frozen=True)
 class Probe:
-    """`l2`: weight of the penalty, on standardised features and not on the bias; `steps`: most L-BFGS iterations."""
+    """`l2`: weight of the penalty on standardised features, not on the bias; `steps`: maximum of L-BFGS iterations."""
 
     l2: float = 1e-3
     steps: int = 200
@@ -37,7 +37,7 @@ class Probe:
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
 
     def __post_init__(self) -> None:
-        # Without a penalty separable classes have no optimum: the weights grow for ever.
+        # Without a penalty separable classes have no optimum: the weights grow without bound.
         positive(l2=self.l2)
         at_least_one(steps=self.steps)
 
@@ -46,8 +46,8 @@ class Probe:
         f = support.values.double()
         mu, sigma = f.mean(0), f.std(0, correction=0)
         sigma = torch.where(sigma > _FLAT * f.abs().amax(0), sigma, 1)
-        seen = labels.to(f.device).bincount(minlength=len(evidence.head.labels)) > 0
-        present, targets = seen.nonzero().flatten(), (seen.cumsum(0) - 1)[labels]
+        supported = labels.to(f.device).bincount(minlength=len(evidence.head.labels)) > 0
+        present, targets = supported.nonzero().flatten(), (supported.cumsum(0) - 1)[labels]
         V, c = self._fit((f - mu) / sigma, targets, len(present))
         W = f.new_zeros(len(evidence.head.labels), f.shape[1])
         b = f.new_full((len(W),), -torch.inf)
@@ -56,7 +56,7 @@ class Probe:
         return Head(Linear(W.float(), b.float()), evidence.head.labels)
 
     def _fit(self, z: torch.Tensor, targets: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """V [classes, d] and c [classes] at the minimum."""
+        """Return V [classes, d] and c [classes] at the minimum."""
         theta = z.new_zeros(classes, z.shape[1] + 1).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [theta],

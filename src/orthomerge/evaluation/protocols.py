@@ -1,9 +1,9 @@
-"""How models are scored: what evidence a protocol gets, the table of protocols, and a protocol with its options.
+"""Evaluation protocols: the evidence that each declares, the table of protocols, and a protocol with its options.
 
-A protocol declares the evidence it needs and is given nothing else, so labels cannot leak into a protocol without
-labels. "Current Eval" of FT-Classifier and of MOMA (Eq. 11) is the expert's head as it is: logits
-g(x; theta_m) W_t^T + b_t. Every aligner is a protocol, too: it gets features of the merged encoder and of the expert on
-the same unlabelled inputs, and starts from the expert's head, whatever the merged model has.
+A protocol declares the evidence that it needs and receives nothing else, so labels cannot leak into a protocol without
+labels. "Current Eval" of FT-Classifier and of MOMA (Eq. 11) uses the expert's head unchanged: logits
+g(x; theta_m) W_t^T + b_t. Every aligner is a protocol, too: it is fitted to features of the merged encoder and of the
+expert for the same unlabelled inputs, and starts from the expert's head, even if the merged model has another.
 
 Plug-ins add rows through the entry-point group `orthomerge.protocols`; each entry loads a `Row`.
 """
@@ -26,7 +26,7 @@ from orthomerge.evaluation.records import Way, option_texts
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head
 
-# features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.
+# features: of unlabelled support inputs; expert: the expert's features of them, and its head; labels: the true ones.
 Need = Literal["features", "expert", "labels"]
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
 _ACCESSES = get_args(Access)  # from the narrowest to the widest
@@ -34,10 +34,7 @@ _ACCESSES = get_args(Access)  # from the narrowest to the widest
 
 @dataclass(frozen=True)
 class Evidence:
-    """Features of support inputs by the model and by the expert, a head, and a seed.
-
-    `head` is the model's, or the expert's if the protocol needs the expert.
-    """
+    """Support features of model and expert, a seed, and the model's head, or the expert's if the protocol needs it."""
 
     head: Head
     support: Features | None = None
@@ -56,7 +53,7 @@ class Evidence:
 
 
 class Builder(Protocol):
-    """Builder of the classifier that a model is scored with; its fields are its options."""
+    """Implementation of a protocol: it builds the classifier that is scored; its fields are its options."""
 
     needs: ClassVar[frozenset[Need]]
 
@@ -65,7 +62,7 @@ class Builder(Protocol):
 
 @dataclass(frozen=True)
 class Current:
-    """The head as it is."""
+    """The head, unchanged."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
 
@@ -75,7 +72,7 @@ class Current:
 
 @dataclass(frozen=True)
 class Aligned:
-    """The head that an aligner fits; if the aligner has a `seed`, that of the evidence is used instead."""
+    """The head that an aligner fits; the seed of the evidence replaces the aligner's `seed` if it has one."""
 
     aligner: Aligner
 
@@ -130,8 +127,8 @@ class EvaluationProtocol:
     """A protocol `name`, or else an `aligner`, with its options, support inputs and access.
 
     `support`: the split of the support inputs under inductive access; transductive access takes them from the test
-    split. `seeds`: draws of support inputs, from the seed `first` on. `fewer`: a class that has fewer inputs than
-    `shots` gives all it has. `models`: names of the subjects to score this way; None: all.
+    split. `seeds`: number of draws of support inputs, with the seeds `first`, `first + 1`, .... `fewer`: whether a
+    class with fewer inputs than `shots` is allowed, and used whole. `models`: names of subjects to score; None: all.
     """
 
     name: str = "current"
@@ -150,17 +147,17 @@ class EvaluationProtocol:
         not_negative(first=self.first)
         if self.aligner is not None and self.name != "current":
             raise RecipeError(
-                f"aligner {self.aligner!r} makes the head that is scored: its protocol is 'current', got {self.name!r}"
+                f"the protocol must be 'current' with aligner {self.aligner!r}, got {self.name!r}; leave one out"
             )
         if self.access == "inductive" and self.support == "test":
             raise RecipeError(
                 "inductive support must come from another split than the scored one, got 'test' for both; "
-                "ask for transductive access by name"
+                "give 'train' or 'val', or the access 'transductive'"
             )
 
     @classmethod
     def of(cls, named: str | EvaluationProtocol) -> EvaluationProtocol:
-        """Make the protocol or aligner of a name with its defaults; a protocol stays as it is."""
+        """Return the protocol or aligner of a name with default options; a protocol is returned unchanged."""
         if isinstance(named, EvaluationProtocol):
             return named
         if named not in protocols() and named in aligners():
@@ -191,11 +188,11 @@ class EvaluationProtocol:
     def scores(self, subject: str) -> bool:
         return self.models is None or subject in self.models
 
-    def way(self, seen: Access) -> Way:
-        """Describe how it scores a model that was made with inputs of access `seen`."""
+    def way(self, model_access: Access) -> Way:
+        """Return the way of scoring a model that was made with inputs of `model_access`."""
         options = option_texts(self.options)
         if not self.needs:
-            return Way(self.name, options, None, seen, None, None)
+            return Way(self.name, options, None, model_access, None, None)
         # The access of a score is the widest of all steps before it.
-        access = max(seen, self.access, key=_ACCESSES.index)
+        access = max(model_access, self.access, key=_ACCESSES.index)
         return Way(self.name, options, self.shots, access, self.split, self.aligner)

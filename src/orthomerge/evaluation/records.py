@@ -1,4 +1,4 @@
-"""One score and how it was measured, written as JSON lines; and how a run was made."""
+"""Scores with their settings, written as JSON lines, and facts about a run, written as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _USUAL: dict[Access, Split | None] = {"data-free": None, "inductive": "train", "
 
 @dataclass(frozen=True)
 class Way:
-    """How a model was scored: what records must share to stand in one row, or to be compared with each other."""
+    """Way in which a model was scored; only records of equal ways share a row of a table or are compared."""
 
     protocol: str
     options: tuple[tuple[str, str], ...]
@@ -51,8 +51,8 @@ class Record:
     """One value of one metric with its 95 % interval.
 
     `method` is the merge (or `expert`, `base`, `mtl`), `support` the split of the support inputs and `shots` their
-    number per class (None: all, or none needed), `extra_parameters` how many numbers inference needs beyond encoder and
-    heads, `inputs` hashes of what was scored.
+    number per class (None: all, or none needed), `extra_parameters` the count of numbers that inference needs beyond
+    encoder and heads, `inputs` the digest of the model.
     """
 
     task: str
@@ -79,7 +79,7 @@ class Record:
 
     @property
     def headline(self) -> bool:
-        """Whether tables and comparisons are about this metric."""
+        """Whether tables and comparisons use this metric."""
         return self.metric in _HEADLINES
 
     @property
@@ -99,7 +99,7 @@ def write_document(path: Path, document: object, *, indent: int | None = 2) -> N
 
 
 def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
-    """Read a JSON file of a run. `error`: what to raise for a file that is not JSON; `fix`: what to do about it."""
+    """Read a JSON file of a run. `error`: the error for a file that is not JSON; `fix`: end of messages, what to do."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as failure:
@@ -109,9 +109,9 @@ def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError,
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read JSON lines; an error names the line that is not a record."""
+    """Read JSON lines; an error names the first line that is not a record."""
     try:
-        # Not `splitlines`: JSON keeps some of the other line ends that Unicode has as they are.
+        # Not `splitlines`: strings in JSON may contain other line separators of Unicode.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
@@ -128,7 +128,7 @@ def read_records(path: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """How a run was made. `recipe`: its text. `seconds`: by stage. `memory`: bytes at the peak. `manifests`: folders of
+    """Facts about a run. `recipe`: its text. `seconds`: per stage. `memory`: peak in bytes. `manifests`: folders of
     outputs, relative to the run folder, or their manifests (`method`, `inputs` with hashes, `heads`, ...).
     """
 

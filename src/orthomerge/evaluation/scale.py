@@ -61,7 +61,7 @@ class Span:
     def features(
         self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Features:
-        """Features of one split at one point, as a head reads them; not cached."""
+        """Encode one split at one point, with the pooling and length of a head; not cached."""
         reader, how = head_of(head), encoded.how
         return extract(
             self.at(*coefficients),
@@ -76,25 +76,25 @@ class Span:
     def score(
         self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Score:
-        """Score of a head at one point on one split."""
+        """Score a head at one point on one split."""
         truth, kind = encoded.labels(task, split), head_of(head).kind
         features = self.features(coefficients, encoded, task, split, head)
         return counted(predict(head, features.values, kind), truth, kind)
 
     def random(self, *, seed: int) -> Span:
-        """Replace the directions by random ones whose tensors have the same norms."""
+        """Return a span with random directions whose tensors have the same norms."""
         generator = torch.Generator().manual_seed(seed)
 
-        def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        def noise_like(tensor: torch.Tensor) -> torch.Tensor:
             noise = torch.randn(tensor.shape, generator=generator)
             return noise.mul_(float(tensor.norm()) / float(noise.norm()))
 
-        directions = ({name: drawn(tensor) for name, tensor in direction.items()} for direction in self.directions)
+        directions = ({name: noise_like(tensor) for name, tensor in direction.items()} for direction in self.directions)
         return replace(self, directions=tuple(directions))
 
 
 def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
-    """Merge to the base plus sum_t coefficient_t tau_t; missing coefficients are 0."""
+    """Merge to theta_b + sum_t coefficient_t tau_t; missing coefficients are 0."""
     check_vectors(experts, coefficients)
     scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
     return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
@@ -104,12 +104,12 @@ def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
     for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
-                f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, experts.tasks)}"
+                f"the task vector of {task!r} needs its expert, which was not given; {nearest(task, experts.tasks)}"
             )
 
 
 def span_of(origin: Model, *ends: Model) -> Span:
-    """Make the span of models of one architecture, in float32: in 16 bits small directions would be noise."""
+    """Return the span of models of one architecture, in float32: in 16 bits small directions would be noise."""
     skeleton = Skeleton.build(origin.family, origin.config, dict(origin.weights.specs))
     names, states = set(skeleton.names.values()), []
     for model in (origin, *ends):
@@ -129,13 +129,13 @@ def scales(grid: Sequence[float]) -> tuple[float, ...]:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
     for number in grid:
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise RecipeError(f"a grid must hold positive numbers, got {number!r}; 0 is tried in any case")
+            raise RecipeError(f"a grid must hold positive numbers, got {number!r}; leave 0 out: it is always tried")
     return (0.0, *sorted({float(number) for number in grid}))
 
 
 @dataclass(frozen=True)
 class ScaleSearch:
-    """Scores in percent by scale and task; `best` has the highest mean, and of equals is the smallest."""
+    """Scores in percent by scale and task; `best` has the highest mean, ties go to the smallest scale."""
 
     criterion: Criterion
     curve: dict[float, dict[str, float]]
@@ -171,7 +171,7 @@ def search_scale(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> ScaleSearch:
-    """Score the merges at every scale of a grid on the validation inputs of `data`.
+    """Score the merge at every scale of a grid on the validation inputs of `data`.
 
     `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
     accuracy if all validation inputs have labels.
@@ -179,7 +179,7 @@ def search_scale(
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
     if "scale" not in schema(maker_of(find_method(method))):
-        raise RecipeError(f"{method!r} has no 'scale' to search; merge it as it is")
+        raise RecipeError(f"{method!r} has no 'scale' to search; merge without a search")
     labels = {task: head.labels for task, head in experts.heads.items()}
     tasks = labelled_tasks(data, labels, experts.family.modality)
     if criterion == "auto":
@@ -205,7 +205,7 @@ def scale_curve(experts: Experts, data: Mapping[str, Any], **how: Any) -> ScaleS
 def _criterion_value(
     span: Span, scale: float, experts: Experts, encoded: EncodedTasks, task: str, criterion: Criterion
 ) -> float:
-    """Accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
+    """Return accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
     head = experts.heads[task]
     kind, features = head_of(head).kind, span.features((scale,), encoded, task, "val", head)
     predicted = predict(head, features.values, kind)
@@ -214,5 +214,6 @@ def _criterion_value(
         return 100 * float((predicted == expert).float().mean())
     if features.labels is None:
         raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    right, own = (head_kind(kind).right(chosen, features.labels).float().mean() for chosen in (predicted, expert))
-    return 100 * float(right) / max(float(own), 1e-9)
+    truth = features.labels
+    accuracy, best = (head_kind(kind).right(choices, truth).float().mean() for choices in (predicted, expert))
+    return 100 * float(accuracy) / max(float(best), 1e-9)

@@ -1,11 +1,11 @@
 """Records of an evaluation with predictions, notes and comparisons, in memory and as a run folder.
 
-RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
+RUN/orthomerge-run.json    names of our files: no others are replaced or removed
 RUN/records.jsonl          one line per score
 RUN/predictions/*.npz      predicted and true classes of every test input, in the same label space
-RUN/comparisons.json       each method against a reference, from the predictions
+RUN/comparisons.json       comparison of each method with a reference, from the predictions
 RUN/notes.json             warnings about the scores
-RUN/table.md               the tables: one for each access class, comparisons, notes
+RUN/table.md               one table per access class, comparisons, notes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orthomerge.core.table import Table, markdown_escape
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
 from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records
 from orthomerge.evaluation.tables import accuracy_tables
-from orthomerge.files.folders import check_claim, claimed, drop, ours_in
+from orthomerge.files.folders import check_claim, claimed, drop, existing_files
 from orthomerge.files.publish import check_room
 from orthomerge.files.replacing import remove_file, replace_file
 
@@ -44,7 +44,7 @@ _MOST_BYTES = 150  # of a file's name, before its digest
 class Scores:
     """Records, comparisons of each method with a reference, and notes: warnings about the scores.
 
-    `predictions`: by their file in a run folder, as records name it; scores that were read back leave them on disk.
+    `predictions`: by `Record.predictions`, their file in a run folder; empty for scores that were read from one.
     """
 
     records: list[Record]
@@ -91,9 +91,9 @@ def check_run(out: Path) -> None:
 
 
 def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
-    """Write predictions, then the records that name them; a failure removes what was not there before.
+    """Write predictions, then the records that name them; a failure removes the new files.
 
-    Files derived from earlier records are removed first: a reader finds a file missing, not one of another run.
+    Files derived from earlier records are removed first, so that a reader cannot take them for files of this run.
     """
     with claimed(out, [*FILES, *predictions]):
         put_predictions(out, predictions)
@@ -104,9 +104,9 @@ def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, 
 
 def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
     (out / _FOLDER).mkdir(exist_ok=True)
-    for name, each in predictions.items():
+    for name, arrays in predictions.items():
         data = BytesIO()
-        np.savez_compressed(data, predicted=each.predicted, truth=each.truth)
+        np.savez_compressed(data, predicted=arrays.predicted, truth=arrays.truth)
         replace_file(out / name, data.getvalue())
 
 
@@ -118,8 +118,8 @@ def write_derived(out: Path, scores: Scores) -> None:
 
 def drop_stale(out: Path, records: Iterable[Record]) -> None:
     """Remove our predictions that no record names any more."""
-    kept = {record.predictions for record in records}
-    drop(out, [name for name in ours_in(out) if name.startswith(f"{_FOLDER}/") and name not in kept])
+    current = {record.predictions for record in records}
+    drop(out, [name for name in existing_files(out) if name.startswith(f"{_FOLDER}/") and name not in current])
 
 
 def read_run(folder: Path) -> Scores:
@@ -149,16 +149,16 @@ def compare_run(folder: Path, *, against: str | None = None, margin: float = MAR
 
 
 def read_predictions(folder: Path, record: Record) -> Predictions:
-    """Read the predictions of a record, which must be those that it was counted from."""
+    """Read the predictions of a record and check that they give its value."""
     if record.predictions is None:
         raise CheckpointError(
-            f"{folder / RECORDS} keeps no predictions of {record.method!r} on {record.task!r}; evaluate again"
+            f"{folder / RECORDS} names no predictions of {record.method!r} on {record.task!r}; evaluate again"
         )
     path = folder / record.predictions
     try:
         with path.open("rb") as handle, np.load(handle) as file:
             if "truth" not in file:
-                raise CheckpointError(f"{path} does not hold the truth; evaluate again with this version")
+                raise CheckpointError(f"{path} must have an array 'truth', got none; evaluate again with this version")
             predicted, truth = (np.asarray(file[name], dtype=np.int32) for name in ("predicted", "truth"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}; evaluate again") from error
@@ -170,15 +170,15 @@ def read_predictions(folder: Path, record: Record) -> Predictions:
     count, hits = int(predictions.scored.sum()), int(predictions.hits.sum())
     if count != record.examples or hits != round(record.value * count):
         raise IncompatibleError(
-            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} says {record.value:.4f} of "
-            f"{record.examples}; the folder was written over in part: evaluate again"
+            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} has {record.value:.4f} of "
+            f"{record.examples}; the folder was partly overwritten; evaluate again"
         )
     return predictions
 
 
-def prediction_name(record: Record, each: Predictions) -> str:
-    """Name the file of a record's predictions: readable, and by its digest distinct from all others."""
-    content = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
+def prediction_name(record: Record, predictions: Predictions) -> str:
+    """Return the file name of a record's predictions: readable, and unique by its digest."""
+    content = hashlib.sha256(predictions.predicted.tobytes() + predictions.truth.tobytes()).hexdigest()
     key = json.dumps([record.method, record.task, record.seed, asdict(record.way), content])
     shots = "all" if record.shots is None else f"{record.shots:g}"
     parts = [record.method, record.task, record.protocol, record.access, record.support, shots]

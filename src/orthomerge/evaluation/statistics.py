@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Name = TypeVar("Name", bound=Hashable)
 
-_MOST = 1 << 22  # multinomial counts held at once
+_MOST = 1 << 22  # multinomial counts in memory at once
 _QUANTILES = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of a 95 % interval
 
 
@@ -60,7 +60,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
-    """Exact McNemar from hits; over several seeds an input counts for the method with more hits (sign test)."""
+    """McNemar's exact p from hits; with several seeds an input counts for the method with more hits (sign test)."""
     leads = _gaps(first, second).sum(0, dtype=np.int64)
     return mcnemar(int((leads > 0).sum()), int((leads < 0).sum()))
 
@@ -68,7 +68,7 @@ def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
 def bootstrap(
     first: Mapping[str, ArrayLike], second: Mapping[str, ArrayLike], *, resamples: int = 10_000, seed: int = 0
 ) -> tuple[Difference, dict[str, Difference]]:
-    """Paired bootstrap of the difference of mean accuracy, and of that of every task.
+    """Bootstrap the paired difference in mean accuracy, and that of every task.
 
     Items are resampled per task, seeds for all tasks together. Inputs with the same differences under every seed are
     interchangeable, so their counts are drawn (multinomial). `error` is the standard deviation over resamples, but not
@@ -94,7 +94,7 @@ def bootstrap(
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
-    """Adjust p-values by Holm's step-down procedure, so that all may be compared with one level."""
+    """Adjust p-values by Holm's step-down procedure, so that all can be compared with one significance level."""
     adjusted, least = {}, 0.0
     for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(p_values) - place) * p))
@@ -103,7 +103,7 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def tost(difference: Difference, *, margin: float = 0.005, alpha: float = 0.05) -> Equivalence:
-    """Test whether the difference is smaller than `margin` either way, by a normal approximation."""
+    """Test whether the absolute difference is smaller than `margin`, by a normal approximation."""
     normal = NormalDist()
     return Equivalence(
         margin=margin,
@@ -128,7 +128,7 @@ def _difference(estimate: float, draws: NDArray[np.float64], floor: float) -> Di
 def _resampled(
     table: NDArray[np.int8], weights: NDArray[np.float64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Difference of one task in every resample: weights^T [S] table [S, n] counts [n] / n."""
+    """Return one task's difference in every resample: weights^T [S] table [S, n] counts [n] / n."""
     n = table.shape[1]
     groups, sizes = np.unique(table, axis=1, return_counts=True)
     differences, step = [], max(1, _MOST // len(sizes))
@@ -140,7 +140,7 @@ def _resampled(
 
 
 def _variance(table: NDArray[np.int8]) -> float:
-    """Variance of one task's difference by Agresti and Min: half an input more in each cell of the 2 x 2 table."""
+    """Variance of one task's difference by Agresti and Min: half an input added to each cell of the 2 x 2 table."""
     gaps, n = table.mean(0, dtype=np.float64), int(table.shape[1]) + 2
     return (float(gaps @ gaps) + 1 - float(gaps.sum()) ** 2 / n) / n**2
 

@@ -1,6 +1,6 @@
 """Records as tables: one row per method and way of scoring, one column per task, access classes never mixed.
 
-The interval of a mean over tasks is about other test inputs; the deviation and the worst seed are about other seeds.
+The interval of a mean over tasks reflects the choice of test inputs; deviation and worst seed reflect that of seeds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineColumn:
-    """A number of a line beyond its accuracies. `key`: its name in CSV; `seeds`: only for lines of several seeds."""
+    """A column beside the accuracies. `key`: its name in CSV; `seeds`: only for lines of several seeds."""
 
     key: str
     name: str
@@ -71,7 +71,7 @@ class LineColumn:
         return number(self.value(line), self.form)
 
 
-# Columns of every table, of the page of a report and of its files.
+# The same in tables, on the page of a report and in its files.
 COLUMNS = (
     LineColumn("sd", "sd", "standard deviation of the mean over seeds", lambda line: line.spread, seeds=True),
     LineColumn("worst_seed", "worst", "the mean under the worst seed", lambda line: line.worst_seed, seeds=True),
@@ -87,7 +87,7 @@ COLUMNS = (
 
 
 def columns_of(rows: Sequence[Line], *, extra: bool) -> list[LineColumn]:
-    """Select columns: about seeds if a row has several; about extra parameters if `extra`."""
+    """Select columns: those about seeds if a row has several, extra parameters if `extra`."""
     several = any(row.seeds > 1 for row in rows)
     return [column for column in COLUMNS if (several if column.seeds else extra)]
 
@@ -118,8 +118,8 @@ def accuracy_table(
     extra: bool = False,
     note: str = "",
 ) -> Table:
-    """Make the table of one access class. `best`: the row whose mean stands out. `marks`: a sign per row that says how
-    it compares. `extra`: whether extra parameters are shown.
+    """Make the table of one access class. `best`: the row whose mean is highlighted. `marks`: one sign per row, its
+    comparison with the reference. `extra`: whether extra parameters are shown.
     """
     columns = columns_of(rows, extra=extra)
     reference = ["ref."] if marks else []

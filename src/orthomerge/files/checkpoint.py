@@ -1,7 +1,7 @@
 """A checkpoint on disk as a lazy, read-only mapping from names to tensors.
 
-In every format that we read, a tensor is a run of bytes in a file. A `Checkpoint` is a table of such runs; shapes and
-dtypes are known without importing torch.
+In every supported format a tensor is a run of bytes in a file, and a `Checkpoint` is a table of such runs. Shapes and
+dtypes are available without importing torch.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Spec:
         return self.numel * DTYPES[self.dtype][0]
 
     def cast(self, dtype: str | None) -> Spec:
-        """Return the same shape in another dtype; buffers, and None, change nothing."""
+        """Return the spec with another dtype; buffers keep theirs, and None changes nothing."""
         return Spec(self.shape, dtype) if dtype and is_float(self.dtype) else self
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies: a run of bytes, or a strided walk over one (`strides` in elements)."""
+    """Location of a tensor: a run of bytes in a file, with `strides` in elements if it is not contiguous."""
 
     file: RawFile | MemoryFile
     offset: int
@@ -72,17 +72,17 @@ class Entry:
     strides: tuple[int, ...] | None = None
 
     def rows(self, start: int, stop: int) -> Entry:
-        """Return a run of leading rows as a tensor of its own, unread."""
+        """Return the entry of rows [start, stop), without reading them."""
         width = DTYPES[self.spec.dtype][0]
         step = self.strides[0] if self.strides is not None else prod(self.spec.shape[1:])
         spec = Spec((stop - start, *self.spec.shape[1:]), self.spec.dtype)
         return Entry(self.file, self.offset + start * step * width, spec, self.strides)
 
     def transposed(self) -> Entry:
-        """Return the matrix with its axes exchanged, unread."""
+        """Return the entry of the transposed matrix, without reading it."""
         rows, columns = self.spec.shape
-        down, across = self.strides or (columns, 1)
-        return Entry(self.file, self.offset, Spec((columns, rows), self.spec.dtype), (across, down))
+        strides = self.strides or (columns, 1)
+        return Entry(self.file, self.offset, Spec((columns, rows), self.spec.dtype), strides[::-1])
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Read elements [start, stop) of the flattened tensor, in the dtype of the file."""
@@ -92,17 +92,17 @@ class Entry:
         if self.strides is None:
             raw = self.file.read(self.offset + start * width, (stop - start) * width)
             return raw.view(dtype)
-        reach = 1 + sum((n - 1) * s for n, s in zip(self.spec.shape, self.strides, strict=True))
-        raw = self.file.read(self.offset, reach * width if self.spec.numel else 0)
-        walk = torch.as_strided(raw.view(dtype), self.spec.shape, self.strides)
-        return walk.reshape(-1)[start:stop].clone()
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.spec.shape, self.strides, strict=True))
+        raw = self.file.read(self.offset, extent * width if self.spec.numel else 0)
+        tensor = torch.as_strided(raw.view(dtype), self.spec.shape, self.strides)
+        return tensor.reshape(-1)[start:stop].clone()
 
 
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, "torch.Tensor"]):
     """Lazy tensors by name, with their origin.
 
-    `aliases`: second names of the same bytes (tied weights in a pickle), which can be read but are not listed.
+    `aliases`: further names of the same bytes (tied weights in a pickle), which can be read but are not iterated over.
     """
 
     path: Path
@@ -111,10 +111,10 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
     aliases: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     reference: str = ""
-    in_memory: bool = False  # a live model: its path is only a name for messages
+    in_memory: bool = False  # a live model, whose path is used in messages only
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of a tensor; an unknown name is an error that offers the nearest."""
+        """Return the entry of a tensor; the error for an unknown name suggests the nearest one."""
         entry = self.entries.get(self.aliases.get(key, key))
         if entry is None:
             raise CheckpointError(f"{self.path} has no tensor {key!r}; {nearest(key, self.entries)}")
@@ -126,11 +126,11 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
 
     @property
     def specs(self) -> dict[str, Spec]:
-        """Shape and dtype of every tensor, under its second names too."""
+        """Shapes and dtypes by name, aliases included."""
         return {key: self.spec(key) for key in (*self.entries, *self.aliases)}
 
     def origin(self, key: str) -> Path:
-        """Return the file that a tensor lies in, for messages."""
+        """Return the path of the file that contains a tensor, for messages."""
         return self.entry(key).file.path
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
@@ -154,9 +154,9 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
 
     @property
     def files(self) -> tuple[RawFile | MemoryFile, ...]:
-        """The weight files in order of name."""
-        seen = {entry.file.path: entry.file for entry in self.entries.values()}
-        return tuple(seen[path] for path in sorted(seen))
+        """Weight files, sorted by path."""
+        files = {entry.file.path: entry.file for entry in self.entries.values()}
+        return tuple(files[path] for path in sorted(files))
 
     @property
     def nbytes(self) -> int:

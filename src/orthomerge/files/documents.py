@@ -1,4 +1,4 @@
-"""JSON documents beside the weights: read with a limit on size and without duplicate keys, and written."""
+"""Read JSON files, with a limit on their size and without duplicate keys, and write them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
-    """Read an object from a JSON file of at most `most` bytes."""
+def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+    """Read an object from a JSON file of at most `max_bytes` bytes."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist or is not a plain file")
-        if path.stat().st_size > most:
+        if path.stat().st_size > max_bytes:
             raise CheckpointError(
-                f"{path} is {path.stat().st_size} bytes long; more than {most} is not believable: fetch it again"
+                f"{path} must have at most {max_bytes} bytes, got {path.stat().st_size}; fetch it again"
             )
         data = path.read_bytes()
     except OSError as error:
@@ -33,8 +33,8 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         document = dict(pairs)
         if len(document) != len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise CheckpointError(f"{what} names {twice!r} twice; do not trust this file")
+            duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise CheckpointError(f"{what} has the key {duplicate!r} twice; do not trust this file")
         return document
 
     try:
@@ -47,7 +47,7 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
 
 
 def json_bytes(document: Any) -> bytes:
-    """Encode a document as indented UTF-8; half a surrogate pair, which JSON can hold, is escaped."""
+    """Encode a document as indented UTF-8; lone surrogates, which JSON allows, are escaped."""
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
@@ -65,5 +65,5 @@ def write_bytes(path: Path, data: bytes) -> None:
 def is_plain_name(name: str) -> bool:
     """Return whether a name is a normalised relative path without `..`, such as `topic/config.json`."""
     pure = PurePosixPath(name)
-    odd = not name.isprintable() or "\\" in name or ".." in pure.parts or pure.is_absolute()
-    return not odd and name != "." and pure.as_posix() == name
+    unsafe = not name.isprintable() or "\\" in name or ".." in pure.parts or pure.is_absolute()
+    return not unsafe and name != "." and pure.as_posix() == name

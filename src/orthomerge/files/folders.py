@@ -1,7 +1,7 @@
-"""Who owns which file of a folder: links that leave it, markers, and the lists of run folders.
+"""Ownership of files: markers, which list what orthomerge wrote into a folder, and links that leave a folder.
 
-A marker is a JSON file with `format` and `files`, the names of every other file that orthomerge wrote into its folder.
-A folder is replaced only if its marker names every file below it; a link counts as a name and is never followed.
+A marker is a JSON file with `format` and `files`, the names of all other files that orthomerge wrote into its folder.
+A folder is replaced only if its marker lists every file below it. Links are listed like files and never followed.
 
 Several commands write into a run folder. Its marker, `orthomerge-run.json`, also has a `kind` (evaluation, run or
 sweep), and a name is listed before its file is written. A file that is not listed is never replaced or removed. Models
@@ -35,44 +35,44 @@ _KIND = "evaluation"
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Return whether a path below a folder leads outside of it through links.
+    """Return whether links lead from a path below a folder to a place outside of it.
 
-    Two places do not count as outside: the hub's cache, where every file below snapshots/COMMIT is a link to a file in
-    blobs, and the output of ours that the folder is a task of.
+    Two places count as inside: `blobs` in the hub's cache, to which all files below snapshots/COMMIT are links, and the
+    output of orthomerge that the folder belongs to.
     """
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if real == root or root in real.parents:
         return False
-    if any(above.name == "snapshots" and real.parent == above.parent / "blobs" for above in root.parents):
+    if any(parent.name == "snapshots" and real.parent == parent.parent / "blobs" for parent in root.parents):
         return False
     return not (real.parent == root.parent and (root.parent / MANIFEST).is_file())
 
 
 def contained(path: Path, folder: Path) -> Path:
-    """Return a path, or refuse it if it is a link that leaves its folder."""
+    """Return the path, unless it is a link that leaves its folder, which is an error."""
     if leaves(path, folder):
         raise CheckpointError(f"{path} is a link that leaves its folder; copy the file there instead, or remove it")
     return path
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder, as `a/b.json`, and every empty folder, as `a/`. Links are not followed."""
-    waiting = [""]
-    while waiting:
-        start = waiting.pop()
+    """Yield the names of all files (`a/b.json`) and empty folders (`a/`) below a folder, without following links."""
+    pending = [""]
+    while pending:
+        start = pending.pop()
         with os.scandir(folder / start) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
         if start and not entries:
             yield start
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                waiting.append(f"{start}{entry.name}/")
+                pending.append(f"{start}{entry.name}/")
             else:
                 yield start + entry.name
 
 
 def listed_files(path: Path) -> Mapping[str, Any] | None:
-    """Return what a marker lists, by name; None if the file is not a valid marker."""
+    """Return the files that a marker lists, by name, or None if it is not a valid marker."""
     try:
         document = read_json(path) if not path.is_symlink() else {}
     except CheckpointError:
@@ -85,8 +85,8 @@ def listed_files(path: Path) -> Mapping[str, Any] | None:
     return files if isinstance(files, dict) else None
 
 
-def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] = ()) -> str | None:
-    """Return why a folder may not be replaced, as the rest of a sentence that begins with its name; None if it may."""
+def why_not_replaceable(folder: Path, marker: str, *, unlisted: Iterable[str] = ()) -> str | None:
+    """Return the reason why a folder must not be replaced, worded to follow its name in a message, or None."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     if is_folder and next(names_in(folder), None) is None:
         return None
@@ -94,38 +94,38 @@ def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] 
         return f"was not written by orthomerge (it has no {marker})"
     listed = listed_files(folder / marker)
     if listed is None:
-        return f"was not written by orthomerge (its {marker} has no 'format' and no list of 'files' of ours)"
-    ours = {*listed, marker, *unlisted_but_ours}
-    folders = {f"{parent}/" for name in ours for parent in PurePosixPath(name).parents}
-    foreign = next((name for name in names_in(folder) if name not in ours and name not in folders), None)
+        return f"was not written by orthomerge (its {marker} has no valid 'format' or 'files')"
+    files = {*listed, marker, *unlisted}
+    folders = {f"{parent}/" for name in files for parent in PurePosixPath(name).parents}
+    foreign = next((name for name in names_in(folder) if name not in files and name not in folders), None)
     return None if foreign is None else f"holds {foreign!r}, which orthomerge did not write"
 
 
 def write_marker(folder: Path, marker: str, **about: Any) -> dict[str, Any]:
-    """Write the marker of a folder that is otherwise complete and return its content."""
+    """Write the marker of a folder that is otherwise complete, and return its content."""
     document = {"format": FORMAT, **about, "files": sorted(names_in(folder))}
     write_json(folder / marker, document)
     return document
 
 
 def check_no_output(folder: Path) -> None:
-    """Refuse a folder that is a model of orthomerge or lies in one, which would not verify with another file."""
+    """Refuse a folder that is, or is inside, a model of orthomerge, whose check would fail with another file in it."""
     folder = Path(os.path.abspath(folder))
-    for each in (folder, *folder.parents):
+    for path in (folder, *folder.parents):
         for marker in _MODELS:
-            if listed_files(each / marker) is not None:
-                raise OutputError(f"{each} is a model that orthomerge wrote (it has {marker}); write to another place")
+            if listed_files(path / marker) is not None:
+                raise OutputError(f"{path} is a model that orthomerge wrote (it has {marker}); write to another place")
 
 
-def ours_in(run: Path) -> set[str]:
-    """Return the listed names of a run folder whose files exist."""
+def existing_files(run: Path) -> set[str]:
+    """Return the names of the listed files of a run folder that exist."""
     return {name for name in _listed(run)[1] if os.path.lexists(run / name)}
 
 
 def check_claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
     """Refuse to replace files that are not listed, and to write into a model or a run of another kind."""
     if os.path.lexists(run) and not run.is_dir():
-        raise OutputError(f"cannot write the run to {run}: it is no folder; give another folder")
+        raise OutputError(f"cannot write the run to {run}: it is not a folder; give another folder")
     check_no_output(run)
     recorded, files = _listed(run)
     if kind is not None and recorded not in (None, _KIND, kind):
@@ -143,16 +143,16 @@ def claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
     names = list(names)
     check_claim(run, names, kind=kind)
     recorded, files = _listed(run)
-    wanted = (kind or recorded or _KIND, files | set(names))
-    if wanted != (recorded, files):
+    content = (kind or recorded or _KIND, files | set(names))
+    if content != (recorded, files):
         run.mkdir(parents=True, exist_ok=True)
-        _write_list(run, *wanted)
+        _write_list(run, *content)
 
 
 @contextmanager
 def claimed(run: Path, names: Iterable[str]) -> Iterator[None]:
     """Claim files that the block writes; if it fails, remove those that did not exist before."""
-    before = [path for path in (run, *run.parents) if not path.exists()]
+    created = [path for path in (run, *run.parents) if not path.exists()]
     listed, new = os.path.lexists(run / RUN), [name for name in names if not os.path.lexists(run / name)]
     try:
         claim(run, names)
@@ -162,18 +162,18 @@ def claimed(run: Path, names: Iterable[str]) -> Iterator[None]:
             drop(run, new)
             if not listed:
                 remove_file(run / RUN)
-        for path in before:
+        for path in created:
             remove_empty(path)
         raise
 
 
 def drop(run: Path, names: Iterable[str]) -> None:
-    """Remove listed files and their names from the list; files that are not listed stay."""
+    """Remove listed files, and their names from the list; files that are not listed are kept."""
     kind, files = _listed(run)
-    gone = files & set(names)
-    if gone:
-        remove_listed(run, sorted(gone))
-        _write_list(run, kind or _KIND, files - gone)
+    dropped = files & set(names)
+    if dropped:
+        remove_listed(run, sorted(dropped))
+        _write_list(run, kind or _KIND, files - dropped)
 
 
 def _listed(run: Path) -> tuple[str | None, set[str]]:
@@ -183,7 +183,7 @@ def _listed(run: Path) -> tuple[str | None, set[str]]:
         return None, set()
     files = listed_files(path)
     if files is None:
-        raise OutputError(f"{path} is not the list of a run folder of ours; move it away, or give another folder")
+        raise OutputError(f"{path} is not a valid list of a run folder; move it away, or give another folder")
     return str(read_json(path).get("kind", _KIND)), set(files)
 
 

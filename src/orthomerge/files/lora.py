@@ -1,9 +1,9 @@
-"""PEFT LoRA adapters as experts: two thin factors per layer, multiplied one run of elements at a time.
+"""PEFT LoRA adapters as experts: two low-rank factors per layer, multiplied for a range of elements at a time.
 
 W' = W + s B A with A [r, in], B [out, r] and s = alpha / r (Hu et al. 2022, arXiv 2106.09685), or
 s = alpha / sqrt(r) when rank-stabilised (Kalajdzievski 2023, arXiv 2312.03732). Embeddings and Conv1D keep W
-transposed. What each option of `adapter_config.json` means is taken from peft 0.21.2; an option that is not
-known to leave W + s B A alone is refused.
+transposed. Options of `adapter_config.json` mean what they mean in peft 0.21.2; those that could change the
+form W + s B A are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
 _PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # elements of a product that are computed at a time: they stay in the cache of a core
+_BLOCK = 1 << 18  # elements of a product per step: they fit in the cache of a core
 
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ class Factors:
         return (inward, outward) if self.transposed else (outward, inward, *kernel)
 
     def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [rows, r] and [r, columns], float32, whose product is s B A in the layout of the weight."""
+        """Return the float32 factors [rows, r] and [r, columns] of s B A in the layout of the weight."""
         rank = self.a.spec.shape[0]
         a = self.a.read(0, self.a.spec.numel).float().reshape(rank, -1)
         b = self.b.read(0, self.b.spec.numel).float().reshape(-1, rank)
@@ -64,10 +64,10 @@ class Factors:
         return left.mul(self.scaling), right
 
     def delta(self, start: int, stop: int) -> torch.Tensor:
-        """Compute elements [start, stop) of the flattened s B A in float32, and only the rows that they touch.
+        """Compute elements [start, stop) of the flattened s B A in float32, and only the rows that contain them.
 
-        The r outer products are added one by one, each step rounded alone: an element then has the same bits
-        whatever run it is asked for in and however many threads there are, which no matrix product promises.
+        The r outer products are added one by one: unlike in a matrix product, the bits of an element then depend
+        neither on the range that is computed nor on the number of threads.
         """
         import torch
 
@@ -87,7 +87,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder, and a term of a task vector. Names are those of the model that was adapted.
+    """An adapter folder as a task vector; names are those of the adapted model.
 
     `replaced`: tensors that are stored whole (heads, trained biases, embeddings); if a name also has a product, the
     product is added to them.
@@ -97,15 +97,15 @@ class Adapter:
     config: Mapping[str, Any]
     products: Mapping[str, Factors]
     replaced: Mapping[str, Entry]
-    stored: Mapping[str, Entry] = field(default_factory=dict)  # every tensor of the file by its name there
-    files: tuple[RawFile | MemoryFile, ...] = ()  # the config is one of them: it scales every product
+    stored: Mapping[str, Entry] = field(default_factory=dict)  # all tensors of the file, by their names in it
+    files: tuple[RawFile | MemoryFile, ...] = ()  # with the config, which scales every product
     revision: str | None = None
     reference: str = ""
     in_memory: ClassVar[bool] = False
 
     @cached_property
     def specs(self) -> dict[str, Spec]:
-        """Shape of every tensor that the adapter changes, and the dtype that it is stored in."""
+        """Shape and stored dtype of every tensor that the adapter changes."""
         products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
@@ -114,7 +114,7 @@ class Adapter:
         return self.replaced[key]
 
     def under(self, names: Mapping[str, str]) -> Adapter:
-        """Return the adapter under other names, from new to old; tensors that are not listed are left out."""
+        """Return the adapter with other names, `names` from new to old; other tensors are left out."""
         products = {new: self.products[old] for new, old in names.items() if old in self.products}
         replaced = {new: self.replaced[old] for new, old in names.items() if old in self.replaced}
         return replace(self, products=products, replaced=replaced)
@@ -132,7 +132,7 @@ class Adapter:
         return whole if factors is None else whole.add_(factors.delta(start, stop))
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the two factors of a matrix's delta; None where the adapter stores the tensor whole."""
+        """Return the two factors of a matrix's delta; None if the adapter stores the tensor whole."""
         factors = self.products.get(key)
         if factors is None or key in self.replaced or len(factors.shape) != 2:
             return None
@@ -159,7 +159,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 class _Reader:
-    """The tensors of a weights file as factors and whole tensors; what is neither is refused."""
+    """Sorts the tensors of a weights file into factors and whole tensors; others are refused."""
 
     def __init__(self, file: Path, config: Mapping[str, Any], stored: Mapping[str, Entry]) -> None:
         path = file.parent / CONFIG
@@ -178,13 +178,13 @@ class _Reader:
         self._pairs: dict[tuple[str, bool], dict[str, tuple[str, Entry]]] = {}
         self._whole: list[tuple[str, Entry]] = []
         for key, entry in stored.items():
-            self._take(key, entry)
+            self._add(key, entry)
 
     def _fault(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {what}")
 
-    def _take(self, key: str, entry: Entry) -> None:
-        """Sort one tensor by its name."""
+    def _add(self, key: str, entry: Entry) -> None:
+        """Add a tensor to the factors or to the whole tensors, by its name."""
         if not key.startswith(_PREFIX):
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
@@ -212,25 +212,25 @@ class _Reader:
                 raise self._fault(f"{module!r} is adapted both as an embedding and as a layer; save it again")
             factors[f"{module}.weight"] = self._factors(module, sides["A"], sides["B"], table=table)
         if not factors:
-            raise self._fault("there are no LoRA factors in it; save the adapter with peft again")
+            raise self._fault("the file has no LoRA factors; save the adapter with peft again")
         return factors
 
     def _factors(self, module: str, a: tuple[str, Entry], b: tuple[str, Entry], *, table: bool) -> Factors:
         left, right = a[1].spec.shape, b[1].spec.shape
-        depth, shapes = len(left), f"{a[0]!r} is {left} and {b[0]!r} is {right}"
-        if depth != len(right) or not 2 <= depth <= (2 if table else 5) or 0 in left + right:
+        ndim, shapes = len(left), f"{a[0]!r} is {left} and {b[0]!r} is {right}"
+        if ndim != len(right) or not 2 <= ndim <= (2 if table else 5) or 0 in left + right:
             hint = "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
             raise self._fault(f"{shapes}, which are no LoRA factors; {hint}")
         if left[0] != right[1] or any(extent != 1 for extent in right[2:]):
-            hint = "grouped convolutions are not supported" if depth > 2 else "save the adapter again"
+            hint = "grouped convolutions are not supported" if ndim > 2 else "save the adapter again"
             raise self._fault(f"ranks differ: {shapes}, but A must be [r, in] and B [out, r]; {hint}")
         rank, alpha = self._rank.of(module), self._alpha.of(module)
         if left[0] != rank:
             raise self._fault(
-                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
-                "the scale depends on it: correct r or rank_pattern"
+                f"the rank of {a[0]!r} must be {rank:g} by {CONFIG}, got {left[0]}; "
+                "correct r or rank_pattern, on which the scale depends"
             )
-        transposed = table or (depth == 2 and self._transposed)
+        transposed = table or (ndim == 2 and self._transposed)
         return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
     def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:
@@ -241,20 +241,22 @@ class _Reader:
             if "original_module" in parts:  # the base's own copy, kept beside a trained module and never used
                 continue
             name = ".".join(part for part in parts if part not in ("base_layer", "modules_to_save"))
-            if any(part.startswith("lora_") for part in parts) or not self._explained(name):
+            if any(part.startswith("lora_") for part in parts) or not self._is_declared(name):
                 raise self._fault(
                     f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; "
                     "save the adapter with peft again; if the layer was trained whole, name it in modules_to_save"
                 )
-            if name in whole and not _same(whole[name][1], entry):
-                raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
+            if name in whole and not _are_equal(whole[name][1], entry):
+                raise self._fault(
+                    f"{whole[name][0]!r} and {key!r} must be equal, as copies of one tensor; save it again"
+                )
             whole.setdefault(name, (key, entry))
             shape = adapted[name].shape if name in adapted else entry.spec.shape
             if shape != entry.spec.shape:
-                raise self._fault(f"{key!r} is {entry.spec.shape}, but its factors make {shape}; save it again")
+                raise self._fault(f"{key!r} must have the shape {shape} of its factors, got {entry.spec.shape}")
         return {name: entry for name, (_, entry) in whole.items()}
 
-    def _explained(self, name: str) -> bool:
+    def _is_declared(self, name: str) -> bool:
         """Return whether the config accounts for a tensor that is stored whole."""
         module, _, last = name.rpartition(".")
         adapted = (module, False) in self._pairs
@@ -267,8 +269,8 @@ class _Reader:
         return any(".".join(parts[:end]).endswith(self._saved) for end in range(1, len(parts)))
 
 
-def _same(one: Entry, other: Entry) -> bool:
-    """Return whether two small tensors hold the same bits."""
+def _are_equal(one: Entry, other: Entry) -> bool:
+    """Return whether two small tensors have the same bits."""
     import torch
 
     if one.spec != other.spec:

@@ -1,6 +1,6 @@
 """Options of `adapter_config.json`: those that are applied, those without effect, and those that are refused.
 
-What each option means is taken from peft 0.21.2. One that is not known to leave W + s B A alone is refused.
+Options mean what they mean in peft 0.21.2. Those that could change the form W + s B A are refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 CONFIG = "adapter_config.json"
-_MOST_CONFIG = 1 << 20
+_MAX_CONFIG = 1 << 20
 
 MERGE = "merge it into the full model with peft (merge_and_unload) and give that model instead"
 RETRAIN = "train a plain LoRA adapter instead"
 
-# Options that change the model in another way than W + s B A: what they are, and the way out.
+# Options that change the model in another way than W + s B A: the reason, and what to do.
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "use_dora": ("DoRA rescales every row of the adapted weight", MERGE),
     "use_qalora": ("QA-LoRA adapts a quantised weight", RETRAIN),
@@ -37,8 +37,8 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "target_parameters": ("LoRA on bare parameters is laid out differently", MERGE),
     "trainable_token_indices": ("single rows of the embedding were trained", MERGE),
     "layer_replication": ("the adapted model has more layers than the base", RETRAIN),
-    "alora_invocation_tokens": ("activated LoRA acts on some tokens only and is no change of weights", RETRAIN),
-    "arrow_config": ("Arrow routes between adapters by input and is no change of weights", RETRAIN),
+    "alora_invocation_tokens": ("activated LoRA acts on some tokens only and is not a change of weights", RETRAIN),
+    "arrow_config": ("Arrow routes between adapters by input and is not a change of weights", RETRAIN),
     "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
 }
 _ALLOWED = frozenset(
@@ -53,19 +53,19 @@ _ALLOWED = frozenset(
     | {"megatron_core", "qalora_group_size", "merge_weights"}
 )
 # Initialisations that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the factors from it.
-_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-# Patterns come from strangers: a regular expression with nested repeats, or with many of them, can take for ever.
-_MOST_PATTERNS = 4096
+_ALLOWED_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+# Patterns are untrusted: a regular expression with nested repeats, or with many of them, can take exponential time.
+_MAX_PATTERNS = 4096
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
 _REPEAT = re.compile(r"[*+{]")
-_MOST_STEPS = 10**9
+_MAX_STEPS = 10**9
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
-    """Return the options of an adapter folder, each accounted for, and the file they were read from."""
+    """Read and check the options of an adapter folder; return them and their opened file."""
     path = folder / CONFIG
-    document = RawFile(contained(path, folder))  # opened before it is read: a later change is then noticed
-    config = read_json(path, most=_MOST_CONFIG)
+    document = RawFile(contained(path, folder))  # opened before it is read, so that a later change is detected
+    config = read_json(path, max_bytes=_MAX_CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {MERGE}")
@@ -76,7 +76,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
         if value and option not in _ALLOWED:
             raise CheckpointError(f"{path}: adapter option {option}={value!r:.80} is not known to be harmless; {MERGE}")
     start = config.get("init_lora_weights")
-    if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
+    if (start.lower() if isinstance(start, str) else start) not in _ALLOWED_STARTS:
         what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
         raise CheckpointError(
             f"{path}: {what}; save it again with path_initial_model_for_weight_conversion, or {MERGE}"
@@ -85,12 +85,12 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
 
 
 class Scale:
-    """A number per module (rank or alpha): a default, and patterns of which the first that matches applies."""
+    """Rank or alpha per module: the value of the first pattern that matches its name, else a default."""
 
     def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
         def number(value: Any, name: str) -> float:
-            sound = type(value) is int or (type(value) is float and not whole)
-            if not sound or not math.isfinite(value) or (whole and value < 1):
+            valid = type(value) is int or (type(value) is float and not whole)
+            if not valid or not math.isfinite(value) or (whole and value < 1):
                 what = "a positive whole number" if whole else "a finite number"
                 raise CheckpointError(f"{path}: {name} must be {what}, got {value!r}; fetch the file again")
             return float(value)
@@ -98,8 +98,8 @@ class Scale:
         patterns = config.get(table) or {}
         if not isinstance(patterns, dict):
             raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
-        if len(patterns) > _MOST_PATTERNS:
-            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MOST_PATTERNS}; {MERGE}")
+        if len(patterns) > _MAX_PATTERNS:
+            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MAX_PATTERNS}; {MERGE}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
@@ -109,15 +109,15 @@ class Scale:
             try:
                 # peft's rule: the pattern must match from the start of the name, or from any dot, to its end.
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # what Python will one day read otherwise
+                    warnings.simplefilter("ignore")  # about syntax that a later Python may read differently
                     pattern = re.compile(rf"(.*\.)?({text})$")
             except (re.error, RecursionError, OverflowError) as error:
-                raise CheckpointError(f"{path}: {text!r:.80} in {table} is no pattern: {error}; {MERGE}") from error
+                raise CheckpointError(f"{path}: {text!r:.80} in {table} is not a pattern: {error}; {MERGE}") from error
             self._patterns.append((pattern, number(value, f"{table}[{text!r}]")))
 
     def of(self, module: str) -> float:
         for pattern, value in self._patterns:
-            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MOST_STEPS:
+            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MAX_STEPS:
                 raise self._endless(pattern.pattern)
             if pattern.match(module):
                 return value
@@ -129,7 +129,7 @@ class Scale:
 
 
 def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
-    """Return an option that is true or false; a missing one is false."""
+    """Return a boolean option; a missing one is false."""
     value = config.get(option) or False
     if not isinstance(value, bool):
         raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")

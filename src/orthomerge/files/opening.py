@@ -19,17 +19,17 @@ from orthomerge.files.lora import Adapter, read_adapter
 from orthomerge.files.pickles import ENDINGS, read_weights
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
-_SAVES = "index and shards are of different saves: fetch it again, all of it"
+_SAVES = "index and shards are from different saves: fetch all of them again"
 
 
 def locate(reference: str | Path) -> tuple[Path, str | None]:
-    """Return a local path, and the revision if it came from the hub; a `Path` is never asked of the hub."""
+    """Return a local path, and the commit if it was downloaded; a `Path` is never looked up on the hub."""
     why = "does not exist"
     try:
         path = Path(reference).expanduser()
         if path.exists():
             return path, None
-    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, a user without home
+    except (OSError, RuntimeError) as error:  # too long a name, a folder without permission, a user without home
         why = f"cannot be opened ({getattr(error, 'strerror', None) or error})"
     if isinstance(reference, Path):
         raise CheckpointError(f"{reference} {why}")
@@ -69,15 +69,15 @@ def open_expert(reference: str | Path) -> Checkpoint | Adapter:
 def _open_folder(folder: Path) -> Checkpoint:
     config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
     if quantised := (config or {}).get("quantization_config"):
-        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(f"{folder} is quantised ({how}); merge the original float weights, quantise the result")
+        kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(f"{folder} is quantised ({kind}); merge the original float weights, quantise the result")
     return replace(_open_weights(folder), path=folder, config=config)
 
 
 def _open_weights(folder: Path) -> Checkpoint:
     for name in _WHOLE:
         whole, index = folder / name, folder / f"{name}.index.json"
-        # A link to nowhere is an error when it is opened, not a reason to look elsewhere.
+        # A broken link is an error when it is opened, not a reason to try the other name.
         present = [path for path in (whole, index) if os.path.lexists(path)]
         if len(present) == 2:
             raise CheckpointError(
@@ -97,7 +97,7 @@ def _open_weights(folder: Path) -> Checkpoint:
 
 
 def _open_shards(index: Path) -> Checkpoint:
-    """Join shards by their index, which must agree with what the shards hold."""
+    """Open the shards of an index, which must list exactly the tensors in them."""
     document = read_json(index)
     names = document.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
@@ -113,14 +113,12 @@ def _open_shards(index: Path) -> Checkpoint:
         )
     for shard in shards:
         opened = read_weights(_shard_path(index, shard, suffix))
-        held = {*opened.entries, *opened.aliases}
+        stored = {*opened.entries, *opened.aliases}
         listed = {name for name, file in names.items() if file == shard}
-        if lacking := sorted(listed - held):
-            raise CheckpointError(f"{index} places {some(lacking)} in {shard}, which does not hold it; {_SAVES}")
-        if more := sorted(held - listed):
-            raise CheckpointError(
-                f"{opened.path} holds {some(more)}, which {index.name} does not place there; {_SAVES}"
-            )
+        if missing := sorted(listed - stored):
+            raise CheckpointError(f"{index} lists {some(missing)} in {shard}, which does not have it; {_SAVES}")
+        if unlisted := sorted(stored - listed):
+            raise CheckpointError(f"{opened.path} has {some(unlisted)}, which {index.name} does not list; {_SAVES}")
         entries |= opened.entries
         aliases |= opened.aliases
     _check_total(document, entries, index)
@@ -142,10 +140,7 @@ def _shard_path(index: Path, shard: str, suffix: str) -> Path:
 def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Path) -> None:
     metadata = document.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    held = sum(entry.spec.nbytes for entry in entries.values())
-    # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
-    if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
-        raise CheckpointError(
-            f"{index} says the shards hold {total} bytes, but they hold {held}; "
-            "a shard is of another save: fetch it again"
-        )
+    stored = sum(entry.spec.nbytes for entry in entries.values())
+    # In pickles, tied weights are counted once per name, so only safetensors must agree to the byte.
+    if index.name.startswith("model.safetensors") and isinstance(total, int) and total != stored:
+        raise CheckpointError(f"the shards of {index} must have {total} bytes (its total_size), got {stored}; {_SAVES}")

@@ -19,42 +19,42 @@ from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import are_counts, check_name, read_safetensors
 from orthomerge.files.state_dicts import find_weights
-from orthomerge.files.unpickler import MOST_BYTES, Machine, Stream
+from orthomerge.files.unpickler import MAX_BYTES, Machine, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from orthomerge.files.stand_ins import Tensor
 
-Place = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its offset and length in the file
+Locate = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its offset and length in the file
 
 ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
-_MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
-_MOST_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
+_MAX_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
+_MAX_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
 _PAGES = (b"<!doctype", b"<html", b"<?xml")
 _AGAIN = "load it with torch on a common machine and save it again"
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
 
 
 def read_weights(path: Path) -> Checkpoint:
-    """Return every tensor of a safetensors file or a pickle by name, unread."""
+    """Open a safetensors file or a file of `torch.save`, without reading its tensors."""
     if path.suffix not in ENDINGS:
         raise CheckpointError(f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(ENDINGS)}")
     return Checkpoint(path, read_safetensors(path)) if path.suffix == ".safetensors" else read_pickle(path)
 
 
 def read_pickle(path: Path) -> Checkpoint:
-    """Return every tensor of a torch file by name, unread, in the order of its state dict."""
+    """Open a file of `torch.save`, with its tensors, unread, in the order of the state dict."""
     file = RawFile(path)
     try:
         head = _head(file)
-        root, place = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
-        return _collect(file, find_weights(path, root), place)
+        root, locate = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
+        return _collect(file, find_weights(path, root), locate)
     except CheckpointError:
         raise
-    except Exception as error:  # the bytes are anybody's: whatever the parsers stumble over is damage
+    except Exception as error:  # the bytes are untrusted: any error of the parsers means damage
         has_reason = isinstance(error, UnpicklingError | zipfile.BadZipFile)
         why = ascii(str(error))[1:-1][:200] if has_reason else type(error).__name__
         raise CheckpointError(
@@ -63,7 +63,7 @@ def read_pickle(path: Path) -> Checkpoint:
 
 
 def _head(file: RawFile) -> bytes:
-    """Return the first bytes, after refusing what is often found in the place of weights."""
+    """Return the first bytes; files that are often mistaken for weights are refused."""
     head = file.bytes(0, min(file.size, 512))
     text = head.lstrip().lower()
     refused = (
@@ -79,14 +79,14 @@ def _head(file: RawFile) -> bytes:
             "is a safetensors file: give it the ending .safetensors",
         ),
     )
-    for applies, what in refused:
+    for applies, problem in refused:
         if applies:
-            raise CheckpointError(f"{file.path} {what}")
+            raise CheckpointError(f"{file.path} {problem}")
     return head
 
 
-def _read_zip(file: RawFile) -> tuple[object, Place]:
-    """Return what the archive's pickle built, and where its storages lie."""
+def _read_zip(file: RawFile) -> tuple[object, Locate]:
+    """Return the content of the archive's pickle, and a function that locates its storages."""
     members, end = _members(file)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -100,34 +100,34 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
             f"{file.path} is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
         )
 
-    def place(name: str) -> tuple[int, int] | None:
-        return _locate(file, members[name], end) if name in members else None
+    def locate(name: str) -> tuple[int, int] | None:
+        return _member_data(file, members[name], end) if name in members else None
 
-    if (order := place(f"{top}byteorder")) is not None:
+    if (order := locate(f"{top}byteorder")) is not None:
         word = file.bytes(order[0], min(order[1], 16))
         if word != b"little":
-            raise CheckpointError(f"{file.path} has byte order {word!r}, only 'little' is read; {_AGAIN}")
-    begin, length = _locate(file, members[pickles[0]], end)
-    if length > MOST_BYTES:
+            raise CheckpointError(f"{file.path} must have byte order b'little', got {word!r}; {_AGAIN}")
+    begin, length = _member_data(file, members[pickles[0]], end)
+    if length > MAX_BYTES:
         raise CheckpointError(
-            f"{file.path} has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read; "
+            f"data.pkl of {file.path} must have at most {MAX_BYTES} bytes, got {length}; "
             "save the state dict alone, without the training state"
         )
     machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
-    return machine.load(), lambda key: place(f"{top}data/{key}")
+    return machine.load(), lambda key: locate(f"{top}data/{key}")
 
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
-    """Return the members of an archive by name, none of them suspicious, and where the directory begins."""
-    with Stream(file, _MOST_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
+    """Return the members of an archive by name, after checks, and the offset of its directory."""
+    with Stream(file, _MAX_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
-    complaints = {
+    refused = {
         "packed": [i.filename for i in infos if i.compress_type or i.compress_size != i.file_size],
         "encrypted": [i.filename for i in infos if i.flag_bits & 1],
         "outside the archive": [n for n in members if n.startswith(("/", "\\")) or ".." in n or ":" in n[:2]],
     }
-    for what, names in complaints.items():
+    for what, names in refused.items():
         if names:
             raise CheckpointError(
                 f"{file.path} has members that are {what} ({some(names)}), which torch.save does not write; "
@@ -138,20 +138,20 @@ def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
     return members, end
 
 
-def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
-    """Return where a member's bytes lie, by the header in front of them; the directory begins at `end`."""
+def _member_data(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
+    """Return offset and length of a member's data from its local header; the directory begins at `end`."""
     signature, flags, method, name, extra = _LOCAL.unpack(file.bytes(info.header_offset, _LOCAL.size))
     begin = info.header_offset + _LOCAL.size + name + extra
     written = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
-    sound = signature == b"PK\x03\x04" and method == 0 and not flags & 1 and begin + info.file_size <= end
-    if not sound or file.bytes(info.header_offset + _LOCAL.size, name) != written:
+    valid = signature == b"PK\x03\x04" and method == 0 and not flags & 1 and begin + info.file_size <= end
+    if not valid or file.bytes(info.header_offset + _LOCAL.size, name) != written:
         raise zipfile.BadZipFile(f"member {info.filename} is not where the directory says")
     return begin, info.file_size
 
 
-def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
-    """Return what the pickle in the older stream built, and where the storages after it lie."""
-    with Stream(file, MOST_BYTES) as stream:
+def _read_stream(file: RawFile, head: bytes) -> tuple[object, Locate]:
+    """Return the content of a pickle in the older stream, and a function that locates the storages after it."""
+    with Stream(file, MAX_BYTES) as stream:
         machine = Machine(file.path, stream)
         try:
             magic = machine.load()
@@ -164,37 +164,37 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
                 f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
             ) from error
         if magic != _MAGIC:
-            raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with it")
+            raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch")
         if (protocol := machine.load()) != _PROTOCOL:
-            raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
+            raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, got {protocol!r:.20}; fetch it again")
         machine_info = machine.load()
         if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
             raise CheckpointError(f"{file.path} was not written on a little-endian machine; {_AGAIN}")
         root, keys = machine.load(), machine.load()
-        at = stream.tell()
+        offset = stream.tell()
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in machine.storages for key in keys):
         raise UnpicklingError("the list of storages does not fit the tensors")
     places: dict[str, tuple[int, int]] = {}
     for key in keys:  # storages follow each other, each after its count of elements
-        length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * machine.storages[key].width
-        if not 0 <= length <= file.size - at - 8:
+        length = int.from_bytes(file.bytes(offset, 8), "little", signed=True) * machine.storages[key].width
+        if not 0 <= length <= file.size - offset - 8:
             raise CheckpointError(
-                f"{file.path} was cut short: storage {key!r} at byte {at} should hold {length} bytes, but the file "
+                f"{file.path} was cut short: storage {key!r} at byte {offset} should hold {length} bytes, but the file "
                 f"ends at {file.size}; fetch it again"
             )
-        places[key] = (at + 8, length)
-        at += 8 + length
+        places[key] = (offset + 8, length)
+        offset += 8 + length
     return root, places.get
 
 
-def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place) -> Checkpoint:
-    """Return tensors as entries; the same bytes in the same shape are one entry with several names."""
+def _collect(file: RawFile, tensors: dict[str, Tensor], locate: Locate) -> Checkpoint:
+    """Return tensors as entries; tensors with the same bytes and shape become aliases of the first of them."""
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
         check_name(name, file.path)
-        entry = _entry(file, name, tensor, place)
+        entry = _entry(file, name, tensor, locate)
         key = (tensor.storage and tensor.storage.key, entry.offset, entry.spec, entry.strides)
         if first.setdefault(key, name) == name:
             entries[name] = entry
@@ -203,8 +203,8 @@ def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place) -> Checkpo
     return Checkpoint(file.path, entries, aliases=aliases)
 
 
-def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
-    """Return where a tensor lies, after checking what the pickle says against the storage."""
+def _entry(file: RawFile, name: str, tensor: Tensor, locate: Locate) -> Entry:
+    """Return the entry of a tensor, after checking its description in the pickle against its storage."""
     where, again = f"{file.path}: tensor {name!r}", "the file is damaged: fetch it again"
     if tensor.refused or tensor.storage is None:
         raise CheckpointError(
@@ -213,23 +213,23 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
         )
     offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
     if not are_counts(shape) or not are_counts(strides) or not are_counts([offset]) or len(shape) != len(strides):
-        raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
-    run = place(storage.key)
-    if run is None:
+        raise CheckpointError(f"{where} must have whole numbers from 0 on as shape, strides and offset; {again}")
+    span = locate(storage.key)
+    if span is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
-    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > run[1]:
+    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > span[1]:
         raise CheckpointError(
             f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes but "
-            f"has {run[1]}; {again}"
+            f"has {span[1]}; {again}"
         )
-    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], run[0] + storage.skip
+    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], span[0] + storage.skip
     if spec.numel == 0:
         return Entry(file, begin, spec)
-    reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if reach * width > storage.nbytes:
-        what = f"reaches to byte {reach * width} of storage {storage.key!r}, which has {storage.nbytes}"
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if extent * width > storage.nbytes:
+        what = f"reaches to byte {extent * width} of storage {storage.key!r}, which has {storage.nbytes}"
         raise CheckpointError(f"{where} {what}; {again}")
-    if spec.nbytes > max(storage.nbytes, _MOST_REPEATED):
+    if spec.nbytes > max(storage.nbytes, _MAX_REPEATED):
         raise CheckpointError(
             f"{where} repeats {storage.nbytes} bytes to make {spec.nbytes}; save a contiguous copy of it instead"
         )
@@ -237,7 +237,7 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return strides in one form (those of axes of length 1 mean nothing), or None if contiguous."""
+    """Return strides with those of axes of length 1 normalised, or None if the tensor is contiguous."""
     dense = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     same = tuple(d if n == 1 else s for n, s, d in zip(shape, strides, dense, strict=True))
     return None if same == dense else same

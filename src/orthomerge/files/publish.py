@@ -1,9 +1,9 @@
 """Write output folders atomically: a folder appears complete, or not at all.
 
-A working folder beside the target, `.OUT.orthomerge-TOKEN`, has a marker of ours and holds
+A working folder beside the target, `.OUT.orthomerge-TOKEN`, contains a marker and
 
-new/    what is being written; when it is complete and on disk, one rename makes it the target
-old/    the former target, for a moment, where the system cannot exchange two folders in one step
+new/    the new output; when it is complete and on disk, it becomes the target by one rename
+old/    the former target, for a moment, if the system cannot exchange two folders in one step
 
 A run that fails removes its working folder; a killed run leaves it, and the next run into the same target restores
 `old` if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two runs
@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from orthomerge.core.errors import OutputError, some
-from orthomerge.files.folders import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
+from orthomerge.files.folders import LOCAL, MANIFEST, STATE, WORKING, why_not_replaceable
 from orthomerge.files.replacing import remove_abandoned, remove_folder, sync
 
 _SPARE = 16 << 20  # room for headers, configs and the card
@@ -43,18 +43,17 @@ def publish(
     need: int = 0,
     inputs: Iterable[Path] = (),
     marker: str = MANIFEST,
-    unlisted_but_ours: Iterable[str] = (LOCAL,),
+    unlisted: Iterable[str] = (LOCAL,),
 ) -> Iterator[Path]:
     """Yield a folder to fill; when the block ends without an exception it becomes `out`.
 
-    `need`: bytes that will be written. `inputs`: folders or files that `out` must not be inside of, nor contain.
-    `marker`: the file that lists all others of a folder that may be replaced with `force`, except `unlisted_but_ours`:
-    files of ours, or files that are in the new folder too.
+    `need`: number of bytes that will be written. `inputs`: folders or files that `out` must neither contain nor be in.
+    `marker`: with `force`, a folder is replaced only if this file in it lists all others, except those in `unlisted`.
     """
-    out, inputs, unlisted = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
-    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted)
+    out, inputs, unlisted = _absolute(out), tuple(inputs), tuple(unlisted)
+    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted=unlisted)
     check()
-    with _locked(out, need) as above:
+    with _locked(out, need) as parents:
         try:
             _clear(out)
             check()  # another run may have finished meanwhile
@@ -76,7 +75,7 @@ def publish(
                 raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
             raise
     try:
-        for folder in above:
+        for folder in parents:
             sync(folder)
     except OSError as error:
         raise OutputError(
@@ -91,27 +90,27 @@ def check_target(
     force: bool = False,
     inputs: Iterable[Path] = (),
     marker: str = MANIFEST,
-    unlisted_but_ours: Iterable[str] = (LOCAL,),
+    unlisted: Iterable[str] = (LOCAL,),
 ) -> None:
-    """Refuse a target that overlaps an input, or that exists; with `force`, only if not all that is in it is ours."""
+    """Refuse a target that overlaps an input or exists; with `force`, one may exist if orthomerge wrote all of it."""
     out = _absolute(out)
     written = [Path(os.path.realpath(path)) for path in (out, *_working_folders(out))]
     for path in inputs:
         source = Path(os.path.realpath(path))
         inside = source.is_dir() and source in written[0].parents
-        if inside or any(ours == source or ours in source.parents for ours in written):
+        if inside or any(folder == source or folder in source.parents for folder in written):
             raise OutputError(f"the output {out} overlaps the input {path}; choose another place")
     if not os.path.lexists(out):
         return
     if not force:
         raise OutputError(f"{out} exists already; give --force to replace it, or choose another place")
-    _check_ours(out, out, marker, unlisted_but_ours)
+    _check_replaceable(out, out, marker, unlisted)
 
 
-def _check_ours(folder: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
-    """Refuse to replace a folder, which is or was `out`, if orthomerge did not write all that is in it."""
+def _check_replaceable(folder: Path, out: Path, marker: str, unlisted: Iterable[str]) -> None:
+    """Refuse to replace a folder that has files of others; messages call it `out`, its path before it was moved."""
     try:
-        reason = why_not_ours(folder, marker, unlisted_but_ours=unlisted_but_ours)
+        reason = why_not_replaceable(folder, marker, unlisted=unlisted)
     except OSError as error:
         raise OutputError(f"cannot look into {out}: {error.strerror}; choose another place") from error
     if reason is not None:
@@ -140,7 +139,7 @@ def _absolute(path: Path) -> Path:
         raise OutputError(f"cannot write to {str(path)!r}: a null byte cannot be part of a name")
     try:
         return Path(os.path.abspath(path.expanduser()))
-    except RuntimeError as error:  # ~name of nobody
+    except RuntimeError as error:  # `~name` of an unknown user
         raise OutputError(f"cannot write to {path}: {error}") from error
 
 
@@ -155,14 +154,14 @@ def _left(out: Path) -> str:
     if not folders:
         return "nothing was left behind"
     names = some(sorted(path.name for path in folders))
-    return f"{names} was left beside it: the same command goes on from it, or clears it away"
+    return f"{names} was left beside it: the same command continues from it, or removes it"
 
 
 @contextmanager
 def _locked(out: Path, need: int) -> Iterator[list[Path]]:
-    """Make the parent folder of a target and hold a lock on the target; yield the folders to sync at the end.
+    """Create the parent folder of a target and lock the target; yield the folders to sync at the end.
 
-    The lock is an empty file beside the target. It is removed whenever the run is interrupted.
+    The lock is an empty file beside the target, which is removed even if the run is interrupted.
     """
     lock, handle = _beside(out, "lock"), -1
     if _is_foreign(lock):
@@ -172,7 +171,7 @@ def _locked(out: Path, need: int) -> Iterator[list[Path]]:
             new = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
             out.parent.mkdir(parents=True, exist_ok=True)
             check_room(out.parent, need)
-            handle = _take(lock)
+            handle = _lock_file(lock)
         except BlockingIOError as error:
             raise OutputError(f"another run is writing to the same output, {out}; wait for it") from error
         except OSError as error:
@@ -193,7 +192,7 @@ def _is_foreign(lock: Path) -> bool:
     return not stat.S_ISREG(status.st_mode) or status.st_size > 0
 
 
-def _take(lock: Path) -> int:
+def _lock_file(lock: Path) -> int:
     """Open and lock a file; return its descriptor."""
     for _ in range(3):
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -204,8 +203,8 @@ def _take(lock: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # the other run finished in between, and removed its lock
-    raise OutputError(f"cannot lock {lock}; is another run busy there?")
+        os.close(handle)  # another run finished meanwhile, and removed its lock
+    raise OutputError(f"cannot lock {lock}, as other runs write to the same output; wait for them")
 
 
 def _working_folders(out: Path) -> list[Path]:
@@ -213,13 +212,13 @@ def _working_folders(out: Path) -> list[Path]:
     pattern = re.compile(re.escape(_beside(out, "").name) + "[a-z0-9_]{8}")
     try:
         paths = sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
-    except OSError:  # whoever writes there says what is wrong
+    except OSError:  # the first write to this folder reports the error
         return []
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def _clear(out: Path) -> None:
-    """Remove the working folders of runs that failed or were killed; an old output in them is restored."""
+    """Remove the working folders of failed or killed runs, after restoring an old output from them."""
     for working in _working_folders(out):
         old = working / "old"
         if (working / WORKING).is_file() and old.is_dir() and not os.path.lexists(out):
@@ -227,15 +226,15 @@ def _clear(out: Path) -> None:
         remove_folder(working, proof=WORKING)
 
 
-def _commit(new: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
-    """Make `new` the target in one step; the former target is beside it afterwards, to be removed."""
+def _commit(new: Path, out: Path, marker: str, unlisted: Iterable[str]) -> None:
+    """Rename `new` to the target; the former target is then in the working folder, which the caller removes."""
     if not os.path.lexists(out):
         new.rename(out)
         return
     exchanged = _exchange(new, out)
     old = new if exchanged else out.rename(new.with_name("old"))
     try:
-        _check_ours(old, out, marker, unlisted_but_ours)  # somebody may have put a file there since the last check
+        _check_replaceable(old, out, marker, unlisted)  # somebody may have put a file there since the last check
     except OutputError:
         if exchanged:
             _exchange(new, out)
@@ -245,7 +244,7 @@ def _commit(new: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str])
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders atomically; return False where kernel or file system cannot."""
+    """Swap two folders atomically; return False if kernel or file system do not support it."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

@@ -1,8 +1,8 @@
-"""Files of weights, read by position and hashed as they are read, and tensors in memory with the same interface.
+"""Weight files, read by position and hashed while they are read, and tensors in memory with the same interface.
 
-Files are read with `pread` into memory of our own, never mapped: a file that shrinks meanwhile gives an error and not
-a crash. A digest names its algorithm, `blake3:1f2e...`. Every byte that a merge reads or writes is hashed, and BLAKE3
-is several times as fast as SHA-256, which is kept to check files of earlier versions.
+Files are read with `pread`, not memory-mapped: a file that shrinks meanwhile causes an error, not a crash. A digest
+names its algorithm, `blake3:1f2e...`. Every byte that a merge reads or writes is hashed, and BLAKE3 is several times
+as fast as SHA-256, which is kept to check files of earlier versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orthomerge.core.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-_GAP = 1 << 18  # a gap this small in an otherwise sequential read is read for the hash at once
+_GAP = 1 << 18  # bytes; a smaller gap between sequential reads is read at once, for the hash
 _STEP = 1 << 20
 _ALGORITHMS: Mapping[str, Any] = {"blake3": blake3, "sha256": hashlib.sha256}
 
@@ -34,8 +34,8 @@ class Hasher:
     def __init__(self, algorithm: str | None = None) -> None:
         self._algorithm = algorithm or "blake3"
         if self._algorithm not in _ALGORITHMS:
-            names = " and ".join(_ALGORITHMS)
-            raise CheckpointError(f"unknown hash {algorithm!r}; this version knows {names}: update orthomerge")
+            names = " or ".join(_ALGORITHMS)
+            raise CheckpointError(f"the hash algorithm must be {names}, got {algorithm!r}; update orthomerge")
         self._hash = _ALGORITHMS[self._algorithm]()
 
     def update(self, data: bytes | memoryview) -> None:
@@ -56,12 +56,14 @@ def algorithm_of(digest: str) -> str:
     """Return the algorithm of a digest."""
     algorithm, colon, _ = digest.partition(":")
     if not colon:
-        raise CheckpointError(f"{digest[:20]!r} is no digest of the form ALGORITHM:HEX; the manifest is damaged")
+        raise CheckpointError(
+            f"a digest must be of the form ALGORITHM:HEX, got {digest[:9]!r}; the manifest is damaged"
+        )
     return algorithm
 
 
 class RawFile:
-    """One open file. Thread-safe; the hash costs no second read when tensors are read in file order."""
+    """An open file, thread-safe; if its bytes are read in order, hashing it needs no second read."""
 
     def __init__(self, path: Path, *, algorithm: str | None = None) -> None:
         self.path = path
@@ -79,7 +81,7 @@ class RawFile:
         self._stamp = _stamp(status)
         self._lock = threading.Lock()
         self._hasher = Hasher(algorithm)
-        self._hashed = 0  # bytes from the start
+        self._hashed = 0  # number of bytes, from the start
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -87,17 +89,17 @@ class RawFile:
             self._fd = -1
 
     def bytes(self, offset: int, length: int) -> bytes:
-        """Read a small run of bytes, which does not count for the hash."""
+        """Read a few bytes without updating the hash."""
         data = bytearray(length)
         self._fill(memoryview(data), offset)
         return bytes(data)
 
     def stream(self) -> FileIO:
-        """Return the file as a stream of its own."""
+        """Return an independent stream of the file."""
         return FileIO(os.dup(self._fd))
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """Read a run of bytes as a new tensor of uint8; the hash is updated if it comes next."""
+        """Read bytes into a new uint8 tensor, and update the hash if they come next in the file."""
         import torch
 
         buffer = torch.empty(length, dtype=torch.uint8)
@@ -111,7 +113,7 @@ class RawFile:
         return buffer
 
     def digest(self) -> str:
-        """Hash the whole file; only what no earlier read covered in order is read."""
+        """Return the hash of the whole file; only bytes that are not yet hashed are read."""
         with self._lock:
             buffer = bytearray(_STEP)
             while self._hashed < self.size:
@@ -140,7 +142,7 @@ class RawFile:
                 count = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
                 what = f"cannot read {self.path} at byte {offset}: {error.strerror}"
-                raise CheckpointError(f"{what}; check the disk or the file server, and run it again") from error
+                raise CheckpointError(f"{what}; check the disk or file server, and run the command again") from error
             if count == 0:
                 raise CheckpointError(
                     f"{self.path} ends at byte {offset + done}, {len(view) - done} bytes too early; "
@@ -154,7 +156,7 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 class MemoryFile:
-    """Several tensors, one after the other; `path` is a name for messages."""
+    """Tensors in memory as one contiguous file; `path` is used in messages only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -171,7 +173,7 @@ class MemoryFile:
         return start
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """Read a run of bytes within one tensor as a new tensor of uint8."""
+        """Read bytes of a single tensor into a new uint8 tensor."""
         import torch
 
         if not length:
@@ -181,7 +183,7 @@ class MemoryFile:
         return data[offset - start : offset - start + length].clone()
 
     def digest(self) -> str:
-        """Hash all tensors in order."""
+        """Return the hash of all tensors, in order."""
         hasher = Hasher()
         for start, tensor in self._tensors.items():
             hasher.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)

@@ -1,10 +1,9 @@
 """Replace a single file atomically, and remove files and folders; no other module removes any (a test checks that).
 
-A new file is written beside the old one as `.NAME.TOKEN.partial`, which its writer keeps locked: the next writer can
-tell a partial file that a killed process left from one that is being written.
+A new file is written beside the old one as `.NAME.TOKEN.partial`, which its writer keeps locked. A partial file that
+nobody locks was left by a killed process.
 
-Whatever is removed was provably written by orthomerge: a folder by a marker in it, a file by a list, a partial file by
-its name and its lock.
+Only files that orthomerge provably wrote are removed: folders with a marker, listed files, and unlocked partial files.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file atomically; an error names the file."""
+    """Write a file atomically; errors name the file."""
     try:
         with replacing(path) as file:
             for part in parts:
@@ -39,7 +38,7 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to fill; if the block ends without an exception, it replaces `path`."""
     clear_partials(path.parent, path.name)
-    names: list[Path] = []  # listed before the file exists, so that none is left whenever a signal comes
+    names: list[Path] = []  # listed before the file exists, so that a signal at any time leaves none behind
     try:
         with _open_partial(path, names) as file:
             yield file
@@ -55,11 +54,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_partial(path: Path, names: list[Path]) -> BinaryIO:
-    """Open a new partial file and lock it, again if another process removed it as abandoned before it was locked."""
+    """Open and lock a new partial file; retry if another process removed it before it was locked."""
     while True:
         names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
         file = names[-1].open("xb")
-        with suppress(OSError):  # a file system without locks: then nobody takes it for abandoned
+        with suppress(OSError):  # without locks in the file system, no partial file is ever removed as abandoned
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_nlink:
             return file
@@ -67,7 +66,7 @@ def _open_partial(path: Path, names: list[Path]) -> BinaryIO:
 
 
 def clear_partials(folder: Path, name: str) -> None:
-    """Remove partial files that killed writers of a file left in its folder."""
+    """Remove the partial files of a file that killed processes left in its folder."""
     partial = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.partial")
     for path in [path for path in folder.iterdir() if partial.fullmatch(path.name)]:
         remove_abandoned(path)
@@ -75,7 +74,7 @@ def clear_partials(folder: Path, name: str) -> None:
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise faults of the disk as OSError; safetensors, written in Rust, only names their number in its text."""
+    """Convert disk errors of safetensors, which has their number in the message only, to OSError."""
     try:
         yield
     except Exception as error:
@@ -95,20 +94,20 @@ def sync(path: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file that this program wrote; a link is removed, not its target. A missing file is no error."""
+    """Remove a file, or a link but not its target; a missing file is not an error."""
     path.unlink(missing_ok=True)
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if nothing is in it."""
+    """Remove a folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 
 
 def remove_folder(folder: Path, *, proof: str) -> None:
-    """Remove a folder and its content, the marker `proof` last; a folder without the marker only if it is empty.
+    """Remove a folder and its content, or without the marker `proof` in it only an empty folder.
 
-    What cannot be removed stays, with the marker.
+    The marker is removed last, and is kept if anything else could not be removed.
     """
     marker = folder / proof
     if marker.is_file() and not marker.is_symlink():
@@ -124,10 +123,7 @@ def remove_folder(folder: Path, *, proof: str) -> None:
 
 
 def remove_listed(folder: Path, names: Iterable[str]) -> None:
-    """Remove files below a folder, and the folders that this leaves empty.
-
-    A name that is not plain, or that leads through a link, is left alone.
-    """
+    """Remove files below a folder, and folders that become empty; unsafe names and links on the way are ignored."""
     for name in filter(is_plain_name, names):
         parents = [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
         if not any(parent.is_symlink() for parent in parents):
@@ -139,11 +135,11 @@ def remove_listed(folder: Path, names: Iterable[str]) -> None:
 
 def remove_abandoned(path: Path) -> None:
     """Remove a partial file or lock that no process holds locked."""
-    with suppress(OSError):  # gone meanwhile, or not to be removed
+    with suppress(OSError):  # removed meanwhile, locked, or without permission
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_nlink:  # otherwise the name is that of another file by now
+            if os.fstat(handle).st_nlink:  # otherwise another file has the name now
                 remove_file(path)
         finally:
             os.close(handle)

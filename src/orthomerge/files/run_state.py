@@ -1,8 +1,8 @@
 """State of an unfinished run, from which a killed run continues to the same result.
 
-The state lies in a hidden folder beside the output, under a marker file, and is removed with success; in a folder
-without the marker nothing is read, replaced or removed. Only tensors, numbers and text are stored and read; a file of
-another run, or one that was cut short, counts as none: the run then starts from its beginning.
+The state is kept in a hidden folder with a marker beside the output, and removed when the run succeeds. Without the
+marker, nothing in the folder is read, replaced or removed. Only tensors, numbers and text are stored. A truncated file,
+or that of another run, is ignored: the run then starts from its beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orthomerge.core.errors import OutputError
 from orthomerge.files.folders import STATE, names_in
 from orthomerge.files.replacing import remove_folder, remove_listed, replacing
 
-# What torch raises for a file that was cut short, or that another program wrote.
+# Errors of torch.load for a truncated file, or a file of another program.
 _UNREADABLE = (
     AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
     struct.error,
@@ -30,7 +30,7 @@ _FILE = "state.pt"
 
 
 def state_folder(out: Path, what: str) -> Path:
-    """The hidden folder beside an output; `what`: of which kind of run, "tuning" or "fitting"."""
+    """Return the hidden folder beside an output; `what` is the kind of run, "tuning" or "fitting"."""
     out = Path(os.path.abspath(out.expanduser()))
     return out.parent / f".{out.name}.{what}"
 
@@ -42,14 +42,14 @@ def clear_state(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of the run that `fingerprint` identifies. `part`: of which part, where a run keeps several states."""
+    """State of the run with a `fingerprint`; `part` distinguishes several states of one run."""
 
     folder: Path
     fingerprint: str
     part: str = ""
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state on disk in one step."""
+        """Replace the state on disk atomically."""
         path = self.folder / self.part / _FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -58,14 +58,14 @@ class RunState:
             path.parent.mkdir(exist_ok=True)
             with replacing(path) as file:
                 torch.save({"fingerprint": self.fingerprint, **state}, file)
-        except (OSError, RuntimeError) as error:  # torch may turn the one into the other
+        except (OSError, RuntimeError) as error:  # torch reports some disk errors as RuntimeError
             why = getattr(error, "strerror", None) or error
             raise OutputError(f"cannot keep the state of the run in {self.folder}: {why}; make room there") from error
 
     def read(self) -> dict[str, Any] | None:
         """Return the state of this run, or None."""
         self._check()
-        if not self._is_ours():
+        if not self._has_marker():
             return None
         try:
             state = torch.load(self.folder / self.part / _FILE, map_location="cpu", weights_only=True)
@@ -74,18 +74,18 @@ class RunState:
         return state if isinstance(state, dict) and state.get("fingerprint") == self.fingerprint else None
 
     def remove(self) -> None:
-        """Remove the state: the run is complete, or must start from its beginning."""
+        """Remove the state of a run that is complete, or that must start from its beginning."""
         with suppress(OSError):
-            if self._is_ours() and self.part:
+            if self._has_marker() and self.part:
                 remove_listed(self.folder, [f"{self.part}/{_FILE}"])
-            elif self._is_ours():
+            elif self._has_marker():
                 remove_folder(self.folder, proof=STATE)
 
     def _check(self) -> None:
-        """Refuse a folder with other files."""
-        if not self._is_ours() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
-            raise OutputError(f"{self.folder} is where the state of the run is kept, and is not ours; move it away")
+        """Refuse a folder with files of others."""
+        if not self._has_marker() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
+            raise OutputError(f"{self.folder} is needed for the state of the run, but has other files; move it away")
 
-    def _is_ours(self) -> bool:
+    def _has_marker(self) -> bool:
         marker = self.folder / STATE
         return marker.is_file() and not marker.is_symlink() and not self.folder.is_symlink()

@@ -1,4 +1,4 @@
-"""Read safetensors files, their header checked strictly before any tensor is used, and write them as shards.
+"""Read safetensors files, with strict checks of the header, and write them as shards.
 
 The format is eight bytes of header length, a JSON header, and the tensors' bytes. The reference library accepts
 duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed here. Shards are written in
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LENGTH = 8
-_MOST_HEADER = 100_000_000  # the reference implementation's limit
-_MOST_NAME = 1_000
-_MOST_AXES = 64
+_MAX_HEADER = 100_000_000  # the reference implementation's limit
+_MAX_NAME = 1_000
+_MAX_AXES = 64
 _DAMAGED = "the file is damaged: fetch it again"
 _STEM = "model"
-METADATA = {"format": "pt"}  # what transformers asks of a file
+METADATA = {"format": "pt"}  # required by transformers
 
 
 def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, Entry]:
-    """Return every tensor of a file by name, unread, in the order of their bytes. `algorithm`: of the file's hash."""
+    """Return the entries of all tensors by name, in file order. `algorithm`: hash algorithm for the file."""
     file = RawFile(path, algorithm=algorithm)
     header, start = _header(file)
     header.pop("__metadata__", None)
@@ -50,12 +50,12 @@ def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, E
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read the free-form strings of a file's header."""
+    """Read the metadata of a file: free-form strings in its header."""
     return dict(_header(RawFile(path))[0].get("__metadata__", {}))
 
 
 def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
-    """Encode length and header of a file that holds `specs` in this order; its data is aligned to 8 bytes."""
+    """Encode length and header of a file with `specs` in this order; the data is aligned to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     position = 0
     for name, spec in specs.items():
@@ -69,16 +69,16 @@ def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
 
 def check_name(name: str, path: Path) -> None:
     """Refuse names of tensors that no framework writes and that could be misused as paths."""
-    odd = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
-    if not name or len(name) > _MOST_NAME or odd or name == "__metadata__":
+    unsafe = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
+    if not name or len(name) > _MAX_NAME or unsafe or name == "__metadata__":
         raise CheckpointError(
             f"{path} holds a tensor with the name {name[:80]!r}, which no framework writes; do not trust this file"
         )
 
 
 def are_counts(values: Any) -> bool:
-    """Return whether values can be a shape or offsets: a few whole numbers from 0 on."""
-    if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
+    """Return whether values can be a shape or offsets: a short list of non-negative integers."""
+    if not isinstance(values, list | tuple) or len(values) > _MAX_AXES:
         return False
     return all(type(value) is int and 0 <= value < 2**62 for value in values)
 
@@ -89,16 +89,16 @@ def _header(file: RawFile) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path} has {file.size} bytes, too few for a safetensors file: fetch it again")
     first = file.bytes(0, _LENGTH)
     length = int.from_bytes(first, "little")
-    if length > min(_MOST_HEADER, file.size - _LENGTH):
+    if length > min(_MAX_HEADER, file.size - _LENGTH):
         what = f"is not a safetensors file, or was cut short: its header would be {length} bytes long; fetch it again"
         if first == b"version ":
             what = "is a Git LFS pointer, not the weights: run `git lfs pull`"
         raise CheckpointError(f"{path} {what}")
     header = parse_json(file.bytes(_LENGTH, length), f"the header of {path}")
     metadata = header.get("__metadata__", {})
-    # The reference implementation refuses half a surrogate pair, which Python's JSON lets through.
-    words = (*metadata, *metadata.values()) if isinstance(metadata, dict) else (None,)
-    if not all(isinstance(word, str) and not _SURROGATE.search(word) for word in words):
+    # The reference implementation refuses lone surrogates, which Python's JSON accepts.
+    strings = (*metadata, *metadata.values()) if isinstance(metadata, dict) else (None,)
+    if not all(isinstance(string, str) and not _SURROGATE.search(string) for string in strings):
         raise CheckpointError(f"{path}: '__metadata__' must hold strings only; {_DAMAGED}")
     return header, _LENGTH + length
 
@@ -113,9 +113,9 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
             f"{where} has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)}); "
             "quantised weights must be converted to float first"
         )
-    believable = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
-    if not believable or not are_counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; {_DAMAGED}")
+    valid = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
+    if not valid or not are_counts(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{where} has invalid shape {shape!r:.80} or offsets {offsets!r:.80}; {_DAMAGED}")
     spec = Spec(tuple(shape), dtype)
     begin, end = offsets
     if end - begin != spec.nbytes:
@@ -126,7 +126,7 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
 
 
 def _check_cover(spans: list[tuple[int, int, str, Spec]], size: int, path: Path) -> None:
-    """Refuse tensors that do not lie back to back and fill the file: every byte must be read exactly once."""
+    """Refuse gaps and overlaps: every byte of the data must belong to exactly one tensor."""
     position = 0
     for begin, end, name, _ in spans:
         if begin != position:
@@ -151,12 +151,12 @@ class Written:
     tensors: tuple[str, ...] = ()
 
 
-def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
-    """Cut tensors into shards of at most `most` bytes, in order; a larger tensor gets a shard of its own."""
+def plan_shards(specs: dict[str, Spec], max_bytes: int) -> list[dict[str, Spec]]:
+    """Distribute tensors over shards of at most `max_bytes` bytes, in order; a larger tensor gets its own shard."""
     shards: list[dict[str, Spec]] = [{}]
     filled = 0
     for name, spec in specs.items():
-        if shards[-1] and filled + spec.nbytes > most:
+        if shards[-1] and filled + spec.nbytes > max_bytes:
             shards.append({})
             filled = 0
         shards[-1][name] = spec
@@ -169,16 +169,16 @@ def write_shards(
     specs: dict[str, Spec],
     blocks: Iterable[tuple[str, torch.Tensor]],
     *,
-    most: int,
+    max_bytes: int,
     progress: Callable[[int], None] = lambda count: None,
     stem: str = _STEM,
 ) -> list[Written]:
-    """Write STEM.safetensors, or several shards, from blocks that arrive in the order of `specs`.
+    """Write STEM.safetensors or several shards, and an index of them if the stem is the default.
 
-    Shards of a stock model, whose stem is the default, get their index.
+    `blocks`: parts of the tensors, by name, in the order of `specs`.
     """
-    shards = plan_shards(specs, most)
-    # A tensor without elements has no bytes, and whether a block comes for it does not matter.
+    shards = plan_shards(specs, max_bytes)
+    # Blocks without elements are skipped: for an empty tensor, there may or may not be one.
     stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
     written = []
     for number, shard in enumerate(shards, 1):
@@ -193,7 +193,7 @@ def write_shards(
 
 
 def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
-    """Write which file each tensor is in; `total`: bytes of all tensors."""
+    """Write the index of shards: `places` are file names by tensor, `total` is the size of all tensors in bytes."""
     write_json(path, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
 
@@ -206,14 +206,14 @@ def _write_shard(
         file.write(header)
         hasher.update(header)
         for name, spec in specs.items():
-            left = spec.nbytes
-            while left:
+            remaining = spec.nbytes
+            while remaining:
                 key, view = next(stream, (None, memoryview(b"")))
-                if key != name or len(view) > left:
-                    raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
+                if key != name or len(view) > remaining:
+                    raise AssertionError(f"a block of {key!r} came where {remaining} bytes of {name!r} were due")
                 file.write(view)
                 hasher.update(view)
-                left -= len(view)
+                remaining -= len(view)
                 progress(len(view))
         file.flush()
         os.fsync(file.fileno())
@@ -223,7 +223,7 @@ def _write_shard(
 
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
-    """Read a shard back and compare it with what was to be written."""
+    """Read a shard back and compare it with the data that was written."""
     try:
         file, entries = RawFile(path), read_safetensors(path)
         same = {name: entry.spec for name, entry in entries.items()} == specs

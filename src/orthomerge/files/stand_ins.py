@@ -1,7 +1,7 @@
-"""What a pickle names and makes, as inert records: globals, objects, storages, tensors.
+"""Inert records of the content of a pickle: globals, objects, storages and tensors.
 
-Nothing is looked up or called. The few globals that torch needs to write tensors and mappings have a maker here; a
-call of any other becomes an `Object` that holds its name and what it was filled with.
+Nothing is imported or called. The few globals that torch needs for tensors and mappings have a function here; a call of
+any other becomes an `Object` with its name and content.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_MOST_NESTING: Final = 32  # rebuilds inside rebuilds
+_MAX_NESTING: Final = 32  # rebuilds inside rebuilds
 
-# Storage class -> our dtype; those of `_OTHER` (bytes per element) are stepped over, but not returned.
+# Storage class -> dtype. Storages of `_OTHER` (bytes per element) are skipped: their tensors cannot be read.
 _STORAGES: Mapping[str, str] = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
@@ -31,7 +31,7 @@ _OTHER: Mapping[str, int] = {
 }  # fmt: skip
 _TORCH_DTYPES = {f"torch.{name}": dtype for dtype, (_, name) in DTYPES.items() if dtype != "C64"}
 
-# What no file of weights has a reason to name. Nothing would be run anyway: this is to warn the user.
+# Modules that no weight file has a reason to name. Nothing would be run anyway; the error warns the user.
 _HOSTILE = re.compile(
     "os|posix|nt|subprocess|_posixsubprocess|commands|popen2|sys|importlib|imp|runpy|pty|shutil|_?socket|ssl|"
     "_?ctypes|_?pickle|cPickle|code|codeop|webbrowser|multiprocessing|asyncio|http|httplib|urllib2?|requests|"
@@ -48,19 +48,19 @@ _PATHS = re.compile("(Pure)?(Posix|Windows)?Path")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Global:
-    """A class or function that the pickle names; it is never looked up."""
+    """A class or function that the pickle names; it is never imported."""
 
     module: str
     name: str
 
     @property
     def path(self) -> str:
-        """The dotted name, safe to print."""
+        """Dotted name, escaped for messages."""
         return f"{self.module}.{self.name}".encode("unicode_escape").decode("ascii")
 
     @property
     def hostile(self) -> bool:
-        """Whether this has to do with running programs or touching files, and not with weights."""
+        """Whether the name is for running programs or accessing files, not for weights."""
         top = self.module.split(".")[0]
         if top in {"builtins", "__builtin__", "__builtins__"}:
             return not _BUILTINS.fullmatch(self.name)
@@ -72,7 +72,7 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Object:
-    """What calling `maker` would have made; `state` and `content` are what the pickle filled in."""
+    """An object that `maker` would have created, with the `state` and `content` that the pickle sets."""
 
     maker: object
     state: object = None
@@ -81,7 +81,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file; what the pickle names begins `skip` bytes into it."""
+    """A run of bytes in the file, or the part of it that begins after `skip` bytes."""
 
     key: str
     kind: str
@@ -92,7 +92,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor as the pickle describes it, unchecked; `refused` says why it cannot be read."""
+    """Unchecked description of a tensor; `refused` is its unsupported type, if it cannot be read."""
 
     storage: Storage | None = None
     dtype: str = ""
@@ -111,21 +111,21 @@ def storage(key: str, kind: str, numel: int) -> Storage:
 
 
 def fill(mapping: dict[object, object], keys: list[Any], values: list[Any]) -> None:
-    """Set items; a key that is no text is replaced by a distinct object, because hashing it might crash."""
+    """Set items; keys that are not strings are replaced by distinct objects, because hashing them could crash."""
     for key, value in zip(keys, values, strict=True):
         mapping[key if type(key) is str else object()] = value
 
 
 def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
-    """Return what a call stands for, without the call."""
+    """Return a record of the result of a call, without calling anything."""
     if not isinstance(maker, Global | Object):
         raise UnpicklingError("it calls something that is neither a class nor a function")
     path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
     if _FROM_TYPE.fullmatch(path):
         func, _, inner, _ = args
-        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MOST_NESTING else None
+        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MAX_NESTING else None
         if not isinstance(tensor, Tensor):
-            raise UnpicklingError("a type of tensor is put around something else")
+            raise UnpicklingError("a subclass of Tensor is rebuilt from something else")
         return tensor
     if path in _MAKERS:
         return _MAKERS[path](*args)
@@ -139,7 +139,7 @@ def _tensor_v2(
     metadata: object = None,
 ) -> Tensor:  # fmt: skip
     if not isinstance(storage, Storage):
-        raise UnpicklingError("a tensor is made of something that is not a storage")
+        raise UnpicklingError("a tensor is rebuilt from something that is not a storage")
     if storage.kind not in _STORAGES:
         return Tensor(refused=f"torch.{storage.kind}")
     return _dense(storage, _STORAGES[storage.kind], offset, shape, strides, metadata)
@@ -162,7 +162,7 @@ def _dense(storage: Storage, dtype: str, offset: object, shape: object, strides:
 
 
 def _mapping(*args: object) -> dict[object, object]:
-    """Make an `OrderedDict`, `defaultdict` or `Counter`: empty, or from a dict or pairs; a factory is dropped."""
+    """Return an `OrderedDict`, `defaultdict` or `Counter` as a dict; the default factory is dropped."""
     mapping: dict[object, object] = {}
     for arg in args:
         if isinstance(arg, dict):
@@ -173,7 +173,7 @@ def _mapping(*args: object) -> dict[object, object]:
 
 
 def _members(items: object = ()) -> object:
-    """Leave the members of a `set`, `frozenset` or `torch.Size` as they are: hashing them might crash."""
+    """Return the members of a `set`, `frozenset` or `torch.Size` as they are, because hashing them could crash."""
     return items if isinstance(items, list | tuple) else []
 
 

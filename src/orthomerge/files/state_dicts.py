@@ -1,6 +1,6 @@
-"""Find the weights in the content of a pickle: a state dict, one inside a training checkpoint, a whole module.
+"""Find the weights in the content of a pickle: a state dict, one inside a training checkpoint, or a module.
 
-One candidate is taken; several are an error unless one has the usual name, because a guess could merge wrong weights.
+Several candidates are an error unless one of them has a usual name, because a guess could merge wrong weights.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TRAINING = re.compile(
     r"(.*_)?(opt|optim|optimi[sz]ers?|(lr_?)?sched(uler)?s?|(grad_?)?scaler|amp|rng|callbacks?|loops?)(_.*)?",
     re.IGNORECASE,
 )
-_MOST_LEVELS: Final = 8  # wrappers around the state dict
-_MOST_MODULES: Final = 1_000_000
-_MOST_PREFIX: Final = 4_096
+_MAX_LEVELS: Final = 8  # wrappers around the state dict
+_MAX_MODULES: Final = 1_000_000
+_MAX_PREFIX: Final = 4_096
 _NOTHING: dict[object, object] = {}
 _AGAIN: Final = "again with torch.save(model.state_dict(), ...)"
 
@@ -34,35 +34,35 @@ _AGAIN: Final = "again with torch.save(model.state_dict(), ...)"
 def find_weights(path: Path, root: object) -> dict[str, Tensor]:
     """Return the tensors by name, in the order of the state dict."""
     value = root
-    for _ in range(_MOST_LEVELS):
+    for _ in range(_MAX_LEVELS):
         if _parts(value) is not None:
             tensors = _flatten(path, value)
             if not tensors:
-                raise CheckpointError(f"{path} holds a whole module ({_words(value)}) without any weights")
+                raise CheckpointError(f"{path} holds a whole module ({_describe(value)}) without any weights")
             return tensors
         mapping = _mapping(value)
         key = _inner(path, mapping)
         if key is None:
             tensors = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
             if not tensors:
-                raise CheckpointError(f"{path} holds {_words(value)} with no tensors by name; save it {_AGAIN}")
+                raise CheckpointError(f"{path} holds {_describe(value)} with no tensors by name; save it {_AGAIN}")
             return tensors
         value = mapping[key]
-    raise CheckpointError(f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; save them {_AGAIN}")
+    raise CheckpointError(f"{path} wraps its weights in more than {_MAX_LEVELS} mappings; save them {_AGAIN}")
 
 
 def _inner(path: Path, mapping: dict[object, object]) -> str | None:
     """Return the key of the state dict in a mapping, or None if it is the mapping itself."""
     memo: dict[int, bool] = {}
     items = {key: item for key, item in mapping.items() if isinstance(key, str) and not _TRAINING.fullmatch(key)}
-    inner = [key for key, item in items.items() if _holds(item, memo)]
+    inner = [key for key, item in items.items() if _has_weights(item, memo)]
     if any(isinstance(item, Tensor) for item in items.values()):
-        # Tensors beside a wrapped state dict are a loss or a step; a module may keep extra state of its own.
-        odd = [key for key in inner if key not in _USUAL and not key.endswith("_extra_state")]
+        # Tensors beside a wrapped state dict are a loss or a step; a module may have extra state.
+        unusual = [key for key in inner if key not in _USUAL and not key.endswith("_extra_state")]
         inner = [key for key in inner if key in _USUAL]
-        if odd and not inner:
+        if unusual and not inner:
             raise CheckpointError(
-                f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(odd)}); "
+                f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(unusual)}); "
                 "it is unclear which are the weights: save the state dict alone"
             )
     if len(inner) <= 1:
@@ -76,8 +76,8 @@ def _inner(path: Path, mapping: dict[object, object]) -> str | None:
     )
 
 
-def _holds(value: object, memo: dict[int, bool]) -> bool:
-    """Return whether there are weights anywhere in a mapping or module, apart from the training state."""
+def _has_weights(value: object, memo: dict[int, bool]) -> bool:
+    """Return whether a mapping or module contains weights at any depth, apart from the training state."""
     if _parts(value) is not None:
         return True
     mapping = _mapping(value)
@@ -86,7 +86,7 @@ def _holds(value: object, memo: dict[int, bool]) -> bool:
     if id(mapping) not in memo:
         memo[id(mapping)] = False  # a mapping inside itself adds nothing
         memo[id(mapping)] = any(
-            isinstance(item, Tensor) or (not _TRAINING.fullmatch(key) and _holds(item, memo))
+            isinstance(item, Tensor) or (not _TRAINING.fullmatch(key) and _has_weights(item, memo))
             for key, item in mapping.items()
             if isinstance(key, str)
         )
@@ -94,13 +94,13 @@ def _holds(value: object, memo: dict[int, bool]) -> bool:
 
 
 def _mapping(value: object) -> dict[object, object]:
-    """Return the items of a mapping, also of an unknown class; empty for anything else."""
+    """Return the items of a mapping of any class; an empty dict for other values."""
     items = value.content if isinstance(value, Object) else value
     return items if isinstance(items, dict) else _NOTHING
 
 
 def _parts(value: object) -> dict[object, object] | None:
-    """Return the attributes of a module; None for anything else."""
+    """Return the attributes of a module, or None for other values."""
     state = value.state if isinstance(value, Object) else None
     if isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("_parameters", "_modules")):
         return state
@@ -111,11 +111,11 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
     """Return parameters and persistent buffers, named and ordered as by `module.state_dict()` (without hooks)."""
     tensors: dict[str, Tensor] = {}
     visited = 0
-    todo = [("", module)]
-    while todo:
-        prefix, module = todo.pop()
+    pending = [("", module)]
+    while pending:
+        prefix, module = pending.pop()
         visited += 1
-        if len(prefix) > _MOST_PREFIX or visited > _MOST_MODULES:
+        if len(prefix) > _MAX_PREFIX or visited > _MAX_MODULES:
             raise CheckpointError(
                 f"{path} holds a module that contains itself, or too many ({prefix[:60]!r}...); "
                 "save its state dict instead"
@@ -123,23 +123,23 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
         parts = _parts(module)
         if parts is None:
             raise CheckpointError(
-                f"{path}: sub-module {prefix[:-1]!r} is {_words(module)}, whose weights cannot be read without "
+                f"{path}: sub-module {prefix[:-1]!r} is {_describe(module)}, whose weights cannot be read without "
                 "running its code; save the state dict instead"
             )
-        passing = parts.get("_non_persistent_buffers_set")
-        passing = passing if isinstance(passing, list | tuple) else ()
-        buffers = {name: item for name, item in _mapping(parts.get("_buffers")).items() if name not in passing}
+        transient = parts.get("_non_persistent_buffers_set")
+        transient = transient if isinstance(transient, list | tuple) else ()
+        buffers = {name: item for name, item in _mapping(parts.get("_buffers")).items() if name not in transient}
         for name, item in (*_mapping(parts["_parameters"]).items(), *buffers.items()):
             if not isinstance(name, str):
                 raise UnpicklingError("a parameter has a name that is not text")
             if item is not None:
-                tensors[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_words(item))
+                tensors[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_describe(item))
         children = [(f"{prefix}{name}.", item) for name, item in _mapping(parts["_modules"]).items()]
-        todo += [child for child in reversed(children) if child[1] is not None]
+        pending += [child for child in reversed(children) if child[1] is not None]
     return tensors
 
 
-def _words(value: object) -> str:
+def _describe(value: object) -> str:
     """Describe a value for messages."""
     if isinstance(value, Object):
         return value.maker.path if isinstance(value.maker, Global) else "an object of unknown class"

@@ -1,6 +1,6 @@
-"""Interpret pickles without calling anything: calls become records of what the pickle asks for.
+"""Interpret pickles without calling anything: calls become inert records.
 
-The opcodes are decoded by `pickletools`. Python's own unpickler would not do, even with its hooks: it reserves
+The opcodes are decoded by `pickletools`. Python's own unpickler is unsafe even with its hooks: it allocates
 gigabytes for one large memo index, and hashing nested tuples overflows its stack.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from orthomerge.files.raw_file import RawFile
 
 
-MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
-_MOST_STEPS: Final = 5_000_000
+MAX_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
+_MAX_STEPS: Final = 5_000_000
 _NOTHING_RUN: Final = "nothing was run: do not open it with torch.load either"
 
 # fmt: off
-_PUSHED = (  # opcodes that put their argument on the stack
+_PUSHED = (  # opcodes that push their argument
     "INT", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "NONE", "BINSTRING", "SHORT_BINSTRING",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
 )
@@ -35,31 +35,31 @@ _PUSHED = (  # opcodes that put their argument on the stack
 
 
 class Stream(io.BufferedReader):
-    """A buffered stream that never reads more than `most` bytes at once, whatever a header asks for."""
+    """A buffered stream that never reads more than `max_bytes` bytes at once, whatever a header asks for."""
 
-    def __init__(self, file: RawFile, most: int) -> None:
+    def __init__(self, file: RawFile, max_bytes: int) -> None:
         super().__init__(file.stream())
-        self._most = most
+        self._max_bytes = max_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > self._most:
-            raise UnpicklingError(f"a length of {size} bytes in the header is absurd")
-        return super().read(self._most if size is None or size < 0 else size)
+        if size is not None and size > self._max_bytes:
+            raise UnpicklingError(f"a length in the header must be at most {self._max_bytes} bytes, got {size}")
+        return super().read(self._max_bytes if size is None or size < 0 else size)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        return super().readline(self._most)
+        return super().readline(self._max_bytes)
 
 
 @dataclass
 class Machine:
-    """Runs pickles from a stream, one `load` each; `storages` are the roots seen, first mention first."""
+    """Interpreter of the pickles in a stream; `storages` are those that they name, in order of first mention."""
 
     path: Path
     stream: IO[bytes]
     storages: dict[str, Storage] = field(default_factory=dict)
 
     def load(self) -> object:
-        """Run one pickle to its end and return what it built."""
+        """Interpret one pickle and return its content."""
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
@@ -67,9 +67,9 @@ class Machine:
         begin = self.stream.tell()
         for opcode, arg, at in pickletools.genops(self.stream):
             self._steps += 1
-            if self._steps > _MOST_STEPS or (at or 0) - begin > MOST_BYTES:
+            if self._steps > _MAX_STEPS or (at or 0) - begin > MAX_BYTES:
                 raise CheckpointError(
-                    f"{self.path} has a header of more than {_MOST_STEPS:,} steps or {MOST_BYTES >> 20} MiB; "
+                    f"{self.path} has a header of more than {_MAX_STEPS:,} steps or {MAX_BYTES >> 20} MiB; "
                     "weights need a fraction of that: save the state dict alone, without the training state"
                 )
             action = self._ACTIONS.get(opcode.name)
@@ -82,7 +82,7 @@ class Machine:
 
     def _find(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise UnpicklingError("a class is named by something that is not text")
+            raise UnpicklingError("the name of a class is not a string")
         cls = Global(module, name)
         if cls.hostile:
             raise CheckpointError(
@@ -151,7 +151,7 @@ class Machine:
         self._call(maker, args)
 
     def _call(self, maker: object, args: tuple[object, ...]) -> None:
-        # What may be copied counts as steps: many calls on one long list would fill the memory.
+        # Arguments may be copied, so their items count as steps: many calls on one long list would fill the memory.
         self._steps += len(args) + sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict))
         self._push(make(maker, args))
 
@@ -165,7 +165,7 @@ class Machine:
         target = self._stack[-1]
         if isinstance(target, Object):
             target.state = state
-        elif not isinstance(target, dict | Tensor):  # those keep notes of no interest: `_metadata`, hooks
+        elif not isinstance(target, dict | Tensor):  # whose state, `_metadata` and hooks, is not needed
             raise UnpicklingError("state is set on something that cannot have any")
 
     # Left out on purpose: EXT1, PERSID, NEXT_BUFFER, ..., and those of protocols 0 and 1, which torch does not write.

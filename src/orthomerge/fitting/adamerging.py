@@ -4,8 +4,8 @@ Yang et al., "AdaMerging: Adaptive Model Merging for Multi-Task Learning", ICLR 
 
     theta = theta_b + sum_t lambda_t^l tau_t^l,    min over lambda of the entropy of softmax(logits), summed over tasks
 
-Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMerging++: task vectors trimmed, and
-without the elements that lack the elected sign.
+Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMerging++: task vectors are trimmed, and
+elements without the elected sign are zero.
 
 Differs from the authors' code: a step sees one batch of 2 `batch` inputs of every task, where theirs adds up the
 gradients of two batches of 16; inputs are the caller's, not necessarily the test split's. Their clamp to [0, 1] is
@@ -71,7 +71,7 @@ class AdaMerging:
 
 
 def coefficient_table(setting: Setting, gates: Coefficients) -> dict[str, Any]:
-    """Coefficients by task: one number, or one per tensor."""
+    """Return the coefficients by task: one number, or one per tensor."""
     rows = dict(zip(setting.tasks, gates.clamped().tolist(), strict=True))
     if gates.values.shape[1] == 1:
         return {task: values[0] for task, values in rows.items()}
@@ -79,7 +79,7 @@ def coefficient_table(setting: Setting, gates: Coefficients) -> dict[str, Any]:
 
 
 def elected(vectors: torch.Tensor, density: float, *, elements: int) -> torch.Tensor:
-    """Task vectors [T, P] after TIES: a share of the largest `elements`, of those the ones with the elected sign."""
+    """Trim task vectors [T, P] to a share of their `elements`, and zero those without the elected sign."""
     kept = max(int(density * elements), 1)
     trimmed = torch.empty_like(vectors)
     for number, vector in enumerate(vectors):

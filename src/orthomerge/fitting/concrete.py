@@ -8,7 +8,7 @@ Tang et al., "Concrete Subspace Learning based Interference Elimination for Mult
 
 m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature) is a relaxed Bernoulli sample with
 logits x, drawn anew every step. As in the authors' code, x starts at 0, Adam's rate is 1e-3 throughout, and the result
-is one last sample (`final`; ours are `expected`, without noise, and `binary`, x >= 0).
+is the last sample (`final`; ours are `expected`, without noise, and `binary`, x >= 0).
 
 Differs from the authors' code: inputs come in a new order every epoch, where theirs repeat the first; inputs are the
 caller's, not necessarily the test split's; Adam's epsilon is 1e-15.
@@ -39,11 +39,10 @@ _LEAST = 1e-7  # of u, and of a mean
 
 
 class ConcreteMask(Gates):
-    """theta = theta_b + m' V. `vector`: V, which may be changed between steps; `mask`: m' as last written.
+    """theta = theta_b + m' V. `vector`: V, which may change between steps; `mask`: m' of the last step.
 
-    The sample depends on the seed and the number of steps alone. The gradient of x (`values`) is
-    (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the tensor. A tensor of one element has
-    m' = 1.
+    A sample depends on seed and step alone. The gradient of x (`values`) is (dtheta V - mean(dtheta V m')) m' (1 - m) /
+    temperature, the mean over the tensor. A tensor of one element has m' = 1.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ConcreteMask(Gates):
         return own
 
     def final(self, form: Final) -> torch.Tensor:
-        """M' [P] of the result: the last sample, sigma(x / temperature), or one where x >= 0."""
+        """Final m' [P]: the last sample, or m = sigma(x / temperature), or m = 1 where x >= 0."""
         if form == "sample":
             return self.mask
         mask = torch.ones_like(self.mask)
@@ -99,10 +98,9 @@ class ConcreteMask(Gates):
 
 
 class TwoLevels(Gates):
-    """Gates that step in turn: first the coefficients, then the mask, after which the coefficients start again.
+    """Alternate steps of the coefficients, which are reset before each of theirs, and of the mask.
 
-    The weights of the coefficients, from an origin of zero, are the vector of the mask. A step gives one of the two a
-    gradient, and the optimiser leaves the other.
+    The weighted sum of the coefficients is the mask's V. Each step sets the gradient of only one of the two.
     """
 
     def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
@@ -179,17 +177,17 @@ class ConcreteTa(_Concrete):
 
 @dataclass(frozen=True)
 class ConcreteAm(_Concrete):
-    """Concrete AdaMerging: a mask under which coefficients do well, then the coefficients; both by least entropy.
+    """Concrete AdaMerging: train a mask, then coefficients under it; both by least entropy.
 
-    1. The mask, two levels per step: every lambda goes back to `start` and makes one step of Adam at `inner_lr` with
-       the mask as it is; then the mask's logits make a step, on other inputs, with lambda as it is.
+    1. Every step on the mask is two: lambda is reset to `start` and takes one step of Adam at `inner_lr`; then the
+       mask's logits take a step with this lambda, on other inputs.
     2. The mask of `final` is fixed, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
 
     As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the inner Adam
     keeps its moments although lambda is reset; no gradient goes from the second level through the first.
 
-    Differs from the authors' code: the inner gradient is taken at the lambda that it moves, where theirs is that of the
-    last step's weights; both levels see one sample, as in FusionBench.
+    Differs from the authors' code: the inner gradient is taken at the current lambda, theirs at the last step's
+    weights; both levels use one sample, as in FusionBench.
 
     `steps`, `lr`: of the mask, each step with two passes. `adapt_steps`, `adapt_lr`: of the coefficients in part 2.
     """
@@ -211,7 +209,7 @@ class ConcreteAm(_Concrete):
         objective, zero = Entropy(setting.heads, setting.device), torch.zeros_like(base)
         mask = self._mask(setting, zero.clone())
         levels = TwoLevels(mask, self._coefficients(setting, zero, vectors, self.inner_lr))
-        # The state of this part lies inside that of the next, so that it is removed with it.
+        # The state of this part is inside that of the next, so that both are removed together.
         state = None if setting.state is None else replace(setting.state, part="mask")
         first = self._loop(2 * self.steps).run(replace(setting, state=state), levels, objective, inputs, held)
         gates = self._coefficients(setting, base, vectors.mul_(mask.final(self.final)), self.adapt_lr)

@@ -1,17 +1,17 @@
-"""Fisher merging: every weight is the experts' mean, weighted by how much each one's predictions depend on it.
+"""Fisher merging: average the experts, each weight weighted by the Fisher information of each expert.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", 2022, arXiv 2111.09832.
 
     theta = sum_t c_t F_t theta_t / sum_t c_t F_t,    F_t = E_x E_{y ~ p_t(y|x)} (d log p_t(y|x) / d theta)^2
 
-element by element, over the expert's own predictions: no label is needed. With the logits z of one input, the inner
-mean is sum_k (d <v_k, z> / d theta)^2 for any v_k with sum_k v_k v_k^T = diag(p) - p p^T. Its eigenvectors give C - 1
+element by element, with labels drawn from the expert's predictions. With the logits z of one input, the inner mean is
+sum_k (d <v_k, z> / d theta)^2 for any v_k with sum_k v_k v_k^T = diag(p) - p p^T. Its eigenvectors give C - 1
 backward passes; if that is more than `samples`, v_k = (e_y - p) / sqrt(samples) with y ~ p.
 
 Letters: T experts; theta, F_t [P]; C classes; p, z, v_k [C].
 Differs from the paper: where the sum of all Fishers is below `floor` times its mean (tokens that no input has), the
 plain average is taken. An absolute floor, as in the paper's code, can exceed every Fisher of a confident expert.
-Gradients are squared per input; the square of a batch's gradient, as some take, is another quantity.
+Gradients are squared per input, not per batch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Fisher:
 
     def fit(self, setting: Setting) -> Fitted:
         shares = per_expert(1.0 if self.weights is None else self.weights, len(setting.tasks))
-        few = setting.drawn(self.inputs)
-        # Differences are taken to the first expert, so that equal experts are returned to the bit.
+        inputs = setting.drawn(self.inputs)
+        # As differences to the first expert, so that equal experts are returned to the bit.
         first = setting.tuned(setting.tasks[0])
         total, moved, mean = torch.zeros_like(first), torch.zeros_like(first), torch.zeros_like(first)
         norms = {}
@@ -67,7 +67,7 @@ class Fisher:
             setting.say(f"Fisher information: {task}")
             expert = setting.tuned(task)
             head = on_device(setting.heads[task], setting.device)
-            F = fisher_of(setting, few, task, expert, head, self.samples).cpu()
+            F = fisher_of(setting, inputs, task, expert, head, self.samples).cpu()
             norms[task] = float(torch.linalg.vector_norm(F, dtype=torch.float64))
             F *= share / norms[task] if self.normalise and norms[task] > 0 else share
             expert -= first

@@ -1,4 +1,4 @@
-"""Fit opened experts to unlabelled inputs. One module computes the experts' features, and is then the one fitted."""
+"""Fit a merge of opened experts to unlabelled inputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fit(
     missing = [task for task in experts.tasks if task not in data]
     if missing:
         task = missing[0]
-        raise RecipeError(f"there are no inputs of {task!r}, and a fit needs those of all; give --data {task}=PATH")
+        raise RecipeError(f"a fit needs inputs of every task, got none of {task!r}; give --data {task}=PATH")
     labels = {task: head.labels for task, head in experts.heads.items()}
     tasks = unlabelled_tasks(data, labels, experts.family.modality, split=split, limit=limit, seed=seed)
     examples = {task: tasks[task][split].unlabelled() for task in experts.tasks}
@@ -85,9 +85,9 @@ def fit(
         heads, extra = _heads(setting, fitted)
         facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}
         facts |= _facts(setting, fitted, examples, extra)
-        seen = {task: short_hashes(some) for task, some in examples.items()}
+        hashes = {task: short_hashes(some) for task, some in examples.items()}
         tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
-    origin = replace(origin, facts={**origin.facts, "fit": facts}, inputs={**origin.inputs, **seen})
+    origin = replace(origin, facts={**origin.facts, "fit": facts}, inputs={**origin.inputs, **hashes})
     return experts.model(tensors, heads, origin)
 
 
@@ -101,7 +101,7 @@ def setting_of(
     how: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Setting:
-    """The setting of a fit in which every task has its own inputs. `how`: encoding of the experts."""
+    """Build the setting of a fit in which every task has its own inputs; `how`: encoding of the experts."""
     how, pooling = how or Encoding(device=str(device)), _pooling(experts)
     teacher = {}
     for task, some in examples.items():
@@ -137,7 +137,7 @@ def setting_of(
 
 
 def _pooling(experts: Experts) -> str:
-    """The common pooling of all heads."""
+    """Return the common pooling of all heads, and refuse heads with different ones."""
     default = experts.family.default_pooling
     poolings = {task: head.pooling or default for task, head in experts.heads.items()}
     (first, pooling), *rest = poolings.items()
@@ -151,7 +151,7 @@ def _pooling(experts: Experts) -> str:
 
 
 def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], dict[str, dict[str, int]]]:
-    """Classifiers in the form that is saved, and the extra parameters of each."""
+    """Return the classifiers as they are saved, and the extra parameters of each."""
     heads: dict[str, Head | Extra] = dict(setting.heads)
     extra = {task: {"parameters": 0, "bytes": 0} for task in heads}
     setting.encoder.load(fitted.weights)
@@ -160,15 +160,14 @@ def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], d
             continue
         rows = setting.inputs.targets[task].rows[:_SAMPLE]
         sample = encoded_rows(setting.encoder, setting.inputs.pool, rows).cpu()
-        heads[task], about = as_saved(task, Alignment(classifier), setting.heads[task], sample)
-        extra[task] = about["extra"]
+        heads[task], record = as_saved(task, Alignment(classifier), setting.heads[task], sample)
+        extra[task] = record["extra"]
     return heads, extra
 
 
 def _facts(
     setting: Setting, fitted: Fitted, examples: Mapping[str, Examples], extra: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """Facts of a fit for the manifest."""
     return {
         "precision": "bfloat16" if setting.half else "float32",
         "device": setting.device.type,
@@ -184,7 +183,7 @@ def _facts(
 
 
 def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtype: str | None) -> MemoryTensors:
-    """The fitted encoder in the dtype of the output, with the base's buffers."""
+    """Return the fitted encoder in the dtype of the output, with the base's buffers."""
     specs = {key: spec.cast(dtype) for key, spec in experts.specs.items()}
     tensors = encoder.tensors(weights, specs)
     for key, spec in specs.items():
@@ -194,7 +193,7 @@ def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtyp
 
 
 def _fingerprint(experts: Experts, examples: Mapping[str, Examples], origin: Origin, *run: object) -> str:
-    """A hash of everything that the result of a fit depends on. `run`: split and precision."""
+    """Hash everything that the result of a fit depends on; `run`: split and precision."""
     weights = [experts.base.digest, *(experts.teacher(task).digest for task in experts.tasks)]
     inputs = [some.digest() for some in examples.values()]
     versions = (VERSION, torch.__version__, _STATE)

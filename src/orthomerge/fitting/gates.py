@@ -1,7 +1,7 @@
-"""How an encoder's weights depend on what is trained.
+"""Gates: trained values that determine an encoder's weights, such as masks and coefficients.
 
-Autograd gives the gradient of the weights once per step, whatever the number of tasks. Gates turn it into the gradient
-of their own values, and write new weights after each step of the optimiser. No graph is built over them.
+Autograd computes the gradient of the weights once per step. Gates turn it into the gradient of their own values, and
+write new weights after each step of the optimiser.
 
 Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
@@ -19,12 +19,12 @@ from orthomerge.merging.polar import is_table
 Form = Literal["soft", "hard"]
 Groups = Literal["encoder", "tensor", "row"]
 
-# Gradients of a mask are of the order of 1e-8, where the usual epsilon would decide how far an element moves.
+# Gradients of a mask are of the order of 1e-8, the usual epsilon of Adam.
 _EPSILON = 1e-15
 
 
 class Gates:
-    """Trained `values` that determine the weights. A kind has `write` and `gradient`."""
+    """Trained `values` that determine the weights; subclasses define `write` and `gradient`."""
 
     def __init__(self, values: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
         self.values, self._lr, self._decay = values, lr, decay
@@ -39,11 +39,11 @@ class Gates:
         return [{"params": [self.values], "lr": self._lr, "weight_decay": self._decay, "eps": _EPSILON}]
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
-        """Fill in the weights [P] of the current values, after `step` steps."""
+        """Write the weights of the current values into `weights` [P], after `step` steps."""
         raise NotImplementedError
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of the values, from that of the weights [P], which may be overwritten to save memory."""
+        """Gradient of the values from that of the weights [P], which may be overwritten."""
         raise NotImplementedError
 
     def backward(self, gradient: torch.Tensor, step: int) -> None:
@@ -56,7 +56,7 @@ class Gates:
 
 
 class Fixed(Gates):
-    """Constant weights [P], for a fit of the objective's own parameters alone."""
+    """Constant weights [P], when only the objective's parameters are trained."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__(weights.new_zeros(0), lr=0.0)
@@ -73,7 +73,7 @@ class Fixed(Gates):
 
 
 class Free(Gates):
-    """Every weight by itself: theta = theta_0 + D. `decay`: weight decay of D."""
+    """All weights are trained: theta = theta_0 + D. `decay`: weight decay of D."""
 
     def __init__(self, origin: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
         super().__init__(torch.zeros_like(origin), lr=lr, decay=decay)
@@ -141,8 +141,8 @@ def masked_share(logits: torch.Tensor, vector: torch.Tensor) -> float:
 class Coefficients(Gates):
     """One coefficient per task and group of weights: theta = theta_0 + sum_t c_t[group] tau_t.
 
-    A group is the whole encoder (task-wise AdaMerging), a tensor (layer-wise AdaMerging), or a row of a matrix; an
-    element of a vector is a row of its own. The gradient of c_t[group] is the sum of dtheta * tau_t over the group. A
+    A group is the whole encoder (task-wise AdaMerging), a tensor (layer-wise AdaMerging), or a row of a matrix or
+    element of a vector. The gradient of c_t[group] is the sum of dtheta * tau_t over the group. A
     coefficient outside `bounds` counts as the bound and has gradient 0, as in AdaMerging's code.
     """
 
@@ -204,9 +204,9 @@ class _Part(NamedTuple):
 class Components(Gates):
     """One gate per task and singular component of a matrix: theta = theta_0 + sum_t U_t diag(g_t * s_t) V_t^T.
 
-    tau_t = U_t diag(s_t) V_t^T is a matrix of a task vector. All gates start at 0. Other tensors, and tables of which
-    rows are looked up, have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t). The idea is that
-    of AdaRank (Lee et al. 2025, arXiv 2503.22178), where gates are binary and fitted by entropy.
+    tau_t = U_t diag(s_t) V_t^T is a matrix of a task vector. All gates start at 0. Other tensors, and embedding tables,
+    have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t). In AdaRank (Lee et al. 2025, arXiv
+    2503.22178), gates are binary and fitted by entropy.
 
     Letters: a matrix [m, k] with r = min(m, k) components; U [T, m, r], s [T, r], Vh [T, r, k].
     """

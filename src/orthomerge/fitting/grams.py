@@ -1,10 +1,10 @@
-"""Second moments of the inputs of each linear layer of an encoder, and the least squares that is solved with them.
+"""Second moments of the inputs of an encoder's linear layers, and least squares with them.
 
-A layer is a weight [m, k] of one or more `nn.Linear`. Its inputs are rows x [k]: every token of every input, padding
-left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the input.
+A layer is a weight [m, k] of one or more `nn.Linear`. Its inputs are rows x [k]: every token of every input, without
+padding. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the input.
 
-Only calls of `nn.Linear.forward` count: not the weights of `nn.MultiheadAttention`, convolutions and tables of
-embeddings, nor a linear weight that another kind of module shares.
+Only calls of `nn.Linear.forward` count: not `nn.MultiheadAttention`, convolutions and embeddings, nor a linear weight
+that another kind of module shares.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SINGULAR = 1e-12  # share of the largest eigenvalue below which an eigenvalue m
 
 
 def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
-    """Modules of every linear weight, by the weight's name."""
+    """Return the modules of every linear weight, by the weight's name."""
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
     layers: dict[str, tuple[nn.Linear, ...]] = {}
     others: set[str] = set()
@@ -42,11 +42,11 @@ def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
 
 
 @contextmanager
-def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """Call `see` with name and input of a layer at every call of one."""
+def watching(layers: Layers, record: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """Call `record` with the name and the input of a layer whenever one is called."""
 
     def hook(name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        see(name, args[0] if args else named["input"])
+        record(name, args[0] if args else named["input"])
 
     handles = [
         module.register_forward_pre_hook(partial(hook, name), with_kwargs=True)
@@ -62,7 +62,7 @@ def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterat
 
 @torch.no_grad()
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
-    """Names of the layers that a forward pass calls, in order; an encoder that calls none is refused."""
+    """Return the names of the layers that a forward pass calls, in order; refuse an encoder that calls none."""
     calls: list[str] = []
     first = inputs.targets[setting.tasks[0]].rows[:1]
     with watching(linear_layers(setting.encoder.module), lambda name, _: calls.append(name)):
@@ -76,27 +76,24 @@ def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
 
 @torch.no_grad()
 def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None) -> dict[str, torch.Tensor]:
-    """G of every called layer, or of those of `layers`, on a task's inputs under the encoder's current weights.
-
-    Passes are in float32, even of a fit in bfloat16: the solution depends on small eigenvalues.
-    """
+    """G of every called layer, or of those of `layers`, on a task's inputs under the encoder's current weights."""
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     batch: dict[str, torch.Tensor] = {}
     weights = inputs.targets[task].weights
 
-    def see(name: str, values: torch.Tensor) -> None:
+    def record(name: str, values: torch.Tensor) -> None:
         if values.ndim > 2 and len(values) % len(weights):
             return  # a table, such as DeBERTa's of relative positions: its rows belong to no input
-        rows, each = _rows(values, weights, batch.get("attention_mask"))
-        product = rows.T @ (rows * each)
+        rows, row_weights = _rows(values, weights, batch.get("attention_mask"))
+        product = rows.T @ (rows * row_weights)
         counts[name] = counts.get(name, 0) + len(rows)
         sums[name] = sums[name].add_(product) if name in sums else product
 
-    with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
+    with watching(linear_layers(setting.encoder.module) if layers is None else layers, record):
         for targets, batch in inputs.batches(task, _SIZE):
             weights = targets.weights
-            setting.encoder.features(batch)
+            setting.encoder.features(batch)  # in float32 always: least squares depend on small eigenvalues
     for name, total in sums.items():
         total.div_(max(counts[name], 1))
         if not torch.isfinite(total).all():
@@ -107,29 +104,26 @@ def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None 
 
 
 def _rows(values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [r, k] of a layer's input without padding, and the weight of each row's input, [r, 1]; both in float64.
-
-    The weight is one where rows belong to no input.
-    """
+    """Return the rows [r, k] of a layer's input without padding, and the weight [r, 1] of each row's input, or 1."""
     if mask is not None and values.shape[:-1] == mask.shape:
         real = mask != 0
         return values[real].double(), weights[:, None].expand(mask.shape)[real][:, None].double()
     rows = values.reshape(-1, values.shape[-1]).double()
-    each = weights.new_ones(len(rows))
+    row_weights = weights.new_ones(len(rows))
     if len(rows) % len(weights) == 0:
-        each = weights.repeat_interleave(len(rows) // len(weights))
-    return rows, each[:, None].double()
+        row_weights = weights.repeat_interleave(len(rows) // len(weights))
+    return rows, row_weights[:, None].double()
 
 
 def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
-    """G with everything off its diagonal times `alpha`."""
+    """Multiply everything off the diagonal of G by `alpha`."""
     return gram * alpha + torch.diag(gram.diagonal() * (1 - alpha))
 
 
 def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """X [k, m] with total X = moments, in float64, and the condition number of `total` in the 1-norm.
+    """Solve total X = moments for X [k, m]; return it with the condition number of `total` in the 1-norm.
 
-    A singular `total` gives the X of least norm, zero in directions that no input has, and an infinite number.
+    If `total` is singular, X has the least norm, and the condition number is infinite.
     """
     factor, failed = torch.linalg.cholesky_ex(total)
     if not int(failed):

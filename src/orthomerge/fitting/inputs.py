@@ -1,6 +1,6 @@
-"""The inputs of a fit, the order in which steps use them, and their features.
+"""Inputs of a fit, the order in which steps use them, and their features.
 
-Each task has targets: its expert's features of some inputs of one pool. An input may be a target of several tasks.
+Each task has targets: its expert's features of some inputs of a common pool.
 
 Letters: n targets of one task; a *row* is the number of an input in the pool, a *place* one of 0 to n - 1.
 """
@@ -19,9 +19,9 @@ from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.models.prepared import Batch, Part, Pool
 from orthomerge.models.processing import Processor
 
-_SHARE = 3  # of free memory, what processed inputs may take
+_SHARE = 3  # processed inputs may take one third of the free memory
 _FEWEST = 10  # inputs of a task from which some are held out
-_MOST_HELD = 500
+_MOST_HELD = 500  # held-out inputs per task
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Targets:
         return len(self.rows)
 
     def at(self, places: torch.Tensor | slice) -> Targets:
-        there = places if isinstance(places, slice) else places.to(self.features.device, non_blocking=True)
-        return Targets(self.rows[places], self.features[there], self.weights[there])
+        index = places if isinstance(places, slice) else places.to(self.features.device, non_blocking=True)
+        return Targets(self.rows[places], self.features[index], self.weights[index])
 
     def followed_by(self, other: Targets) -> Targets:
-        """These, then others of the same pool."""
+        """Append other targets of the same pool."""
         pairs = ((self.rows, other.rows), (self.features, other.features), (self.weights, other.weights))
         return Targets(*(torch.cat(pair) for pair in pairs))
 
@@ -67,11 +67,11 @@ class Inputs:
         return replace(self, targets=dict(targets))
 
     def at(self, places: Mapping[str, torch.Tensor | slice]) -> Inputs:
-        """Some targets of some tasks, by their places."""
+        """Select targets of some tasks by their places."""
         return self.with_targets({task: self.targets[task].at(some) for task, some in places.items()})
 
     def extended(self, parts: Sequence[Part]) -> Inputs:
-        """The same targets, with more inputs at the end of the pool."""
+        """Append inputs to the pool; the targets stay the same."""
         return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
 
     def raw(self, task: str) -> list[Any]:
@@ -79,9 +79,9 @@ class Inputs:
         return self.pool.raw(self.targets[task].rows.tolist())
 
     def divided(self, share: float, *, seed: int, fewest: int = _FEWEST) -> tuple[Inputs, Inputs | None]:
-        """Inputs to fit on, and a share held out of every task with at least `fewest`; None if there is no such task.
+        """Split off a share of every task with at least `fewest` inputs, to hold out; None if there is no such task.
 
-        An input of several tasks is held out of all of them or of none: the first of them decides.
+        An input of several tasks is held out of all of them or of none.
         """
         if not share or max(map(len, self.targets.values())) < fewest:
             return self, None
@@ -107,7 +107,7 @@ def prepare(
     *,
     device: torch.device,
 ) -> Inputs:
-    """Inputs of which each belongs to one task. `teacher`: the features [n, d] of the task's expert."""
+    """Make inputs that belong to one task each. `teacher`: features [n, d] of the task's expert."""
     targets, start = {}, 0
     for task, some in examples.items():
         rows = torch.arange(start, start + len(some))
@@ -118,7 +118,7 @@ def prepare(
 
 
 def features_of(encoder: FlatEncoder, pool: Pool, rows: torch.Tensor) -> torch.Tensor:
-    """Features of some rows, [B, d], under autograd, in groups of similar length (`Pool.groups`)."""
+    """Features [B, d] of some rows under autograd, computed in groups of similar length (`Pool.groups`)."""
     groups = pool.groups(rows)
     features = torch.cat([encoder.features(pool.batch(rows[places])) for places in groups])
     return features[torch.cat(groups).argsort().to(encoder.device)]
@@ -128,7 +128,7 @@ def features_of(encoder: FlatEncoder, pool: Pool, rows: torch.Tensor) -> torch.T
 def encoded_rows(
     encoder: FlatEncoder, pool: Pool, rows: torch.Tensor, *, size: int = 256, half: bool = False
 ) -> torch.Tensor:
-    """Features of some rows under the encoder's current weights, [n, d] in float32 on the device."""
+    """Features [n, d] of some rows under the encoder's current weights, in float32 on the device."""
     order = pool.by_length(rows)
     with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=half):
         parts = [encoder.features(pool.batch(some)).float() for some in torch.split(rows[order], size)]
@@ -140,9 +140,9 @@ def encoded(encoder: FlatEncoder, inputs: Inputs, task: str, *, size: int = 256,
 
 
 class Order:
-    """The targets of each task that a step uses: `batch` places, in a new order each epoch, by seed and step alone.
+    """Places of the `batch` targets per task of each step, shuffled every epoch, by seed and step alone.
 
-    Tasks with the same inputs use them at the same steps, so that an input is encoded once for all of them.
+    Tasks with the same inputs use them at the same steps, so that each is encoded once.
     """
 
     def __init__(self, inputs: Inputs, batch: int, seed: int) -> None:

@@ -1,6 +1,6 @@
-"""All weights of an encoder in one flat tensor, so that a step over them is a few operations.
+"""Flat layout: all weights of an encoder in one tensor.
 
-Methods use the names of the module's parameters; the rest of the program uses canonical names.
+Names are those of the module's parameters, except where they are called canonical.
 
 Letters: P elements. Tensors start at multiples of `_ALIGNED` elements, with zeros in the gaps.
 """
@@ -48,7 +48,7 @@ class Layout:
         return -(-last // _ALIGNED) * _ALIGNED
 
     def flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Tensors by name as one, [P] in float32 on the CPU; other names are ignored."""
+        """Concatenate tensors by name to [P], in float32 on the CPU; other names are ignored."""
         _check_complete([name for name in self.shapes if name not in tensors])
         flat = torch.zeros(self.size)
         for name, place in self.places.items():
@@ -56,7 +56,7 @@ class Layout:
         return flat
 
     def views(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Views of a flat tensor by name; leading dimensions of `flat` are kept."""
+        """Yield the views of a flat tensor by name; leading dimensions of `flat` are kept."""
         for name, place in self.places.items():
             yield name, flat[..., place].view((*flat.shape[:-1], *self.shapes[name]))
 
@@ -64,7 +64,7 @@ class Layout:
 class FlatEncoder:
     """An encoder whose parameters are views of `weights` [P], and their gradients views of `gradient` [P].
 
-    It runs in eval mode, without dropout. `names`: canonical name -> name in the module; None if they are the same.
+    It runs in eval mode. `names`: canonical name -> name in the module; None if they are the same.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FlatEncoder:
             self.weights.copy_(weights)
 
     def flat(self, tensors: Tensors) -> torch.Tensor:
-        """Parameters from a stream of tensors, [P] in float32 on the CPU."""
+        """Read the parameters [P] from a stream of tensors, in float32 on the CPU."""
         flat = torch.zeros(self.layout.size)
         places = {key: self.layout.places[name] for key, name in self.names.items()}
         ends = {name: place.start for name, place in self.layout.places.items()}
@@ -108,7 +108,7 @@ class FlatEncoder:
         return flat
 
     def tensors(self, weights: torch.Tensor, specs: Mapping[str, Spec]) -> dict[str, torch.Tensor]:
-        """Parameters from [P] by canonical name, those of `specs` in its dtypes."""
+        """Return the parameters in `specs` from [P], by canonical name and in its dtypes."""
         views, tensors = dict(self.layout.views(weights)), {}
         for key, spec in specs.items():
             if key not in self.names:
@@ -125,4 +125,4 @@ class FlatEncoder:
 
 def _check_complete(missing: list[str]) -> None:
     if missing:
-        raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")
+        raise IncompatibleError(f"weights of {some(missing)} are missing; all experts must have the same architecture")

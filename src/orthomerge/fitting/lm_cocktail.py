@@ -1,4 +1,4 @@
-"""LM-Cocktail: an average in which a model with a lower loss on a few inputs has a larger weight.
+"""LM-Cocktail: average models with weights by their loss on a few inputs.
 
 Xiao et al., "LM-Cocktail: Resilient Tuning of Language Models via Model Merging", 2023, arXiv 2311.13534.
 
@@ -8,8 +8,7 @@ where loss_i is the mean over tasks t of E_x KL(p_t(.|x) || p_i(.|x)): p_t is pr
 with the head of task t.
 
 Differs from the paper: there, the loss is the cross-entropy on labelled examples of one target task. Here the expert's
-soft predictions stand in for labels, and all tasks are targets. Their entropy, by which cross-entropy and divergence
-differ, is the same for every model and cancels in w. The temperature is that of the paper's code.
+predictions replace labels, and all tasks are targets. The temperature is that of the paper's code.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BASE = "(base)"
 
 @dataclass(frozen=True)
 class LmCocktail:
-    """`temperature`: high values give equal weights. `inputs`: number of inputs per task, drawn by the seed.
+    """`temperature`: the higher, the more equal the weights. `inputs`: number of inputs per task, drawn by the seed.
 
     `base`: include the base in the average.
     """
@@ -61,7 +60,7 @@ class LmCocktail:
 
 @torch.no_grad()
 def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
-    few = setting.drawn(count)
+    inputs = setting.drawn(count)
     heads = {task: on_device(head, setting.device) for task, head in setting.heads.items()}
     losses = {}
     for name in [_BASE, *setting.tasks] if base else setting.tasks:
@@ -69,8 +68,8 @@ def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
         setting.encoder.load(setting.base if name == _BASE else setting.tuned(name))
         terms = []
         for task, head in heads.items():
-            targets = few.targets[task]
-            features = encoded(setting.encoder, few, task, half=setting.half)
+            targets = inputs.targets[task]
+            features = encoded(setting.encoder, inputs, task, half=setting.half)
             student, teacher = head(features).double(), head(targets.features).double()
             terms.append(float((targets.weights * head_kind(head.kind).divergence(student, teacher)).mean()))
             if not math.isfinite(terms[-1]):

@@ -1,4 +1,4 @@
-"""The training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
+"""Training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
 
 Each task contributes `batch` inputs to a step; which ones depends on the seed and the step alone, so that a resumed run
 gives the same result. Every `look` steps the loss on held-out inputs is computed. The result is the last state or, with
@@ -30,13 +30,13 @@ _STATE = {"step", "optimiser", "course", "seconds"}
 
 @dataclass
 class Course:
-    """History of a fit. `rows`: one per look; `kept`: what was trained, at the least held-out loss."""
+    """History of a fit. `rows`: one per look; `kept`: the trained tensors at the least held-out loss."""
 
     rows: list[dict[str, float]] = field(default_factory=list)
     kept: list[torch.Tensor] | None = None
     least: float = math.inf
     best_step: int = 0
-    waited: int = 0  # looks since then
+    waited: int = 0  # looks since `best_step`
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Run:
         self.gates.write(encoder.weights, step + 1)
 
     def _look(self, step: int) -> None:
-        """Add a row to the course, and keep what was trained if it is the best so far."""
+        """Add a row to the course, and keep the trained tensors if they are the best so far."""
         loop, course, seconds = self.loop, self._course, time.monotonic() - self._started
         row: dict[str, float] = {"step": step, "seconds": round(seconds, 2)}
         if self._losses:
@@ -130,12 +130,12 @@ class _Run:
                 course.waited += 1
         row |= {**self.gates.measures(), **self.objective.measures()}
         course.rows.append(row)
-        words = ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "seconds"))
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "seconds"))
         left = f", {seconds / step * (loop.steps - step):.0f} s left" if step else ""
-        self.setting.say(f"step {step} of {loop.steps}: {words}{left}")
+        self.setting.say(f"step {step} of {loop.steps}: {figures}{left}")
 
     def _resume(self) -> int:
-        """Restore the state of a killed run; return the number of steps that it has taken."""
+        """Restore the state of a killed run, and return its number of steps."""
         state = None if self.setting.state is None else self.setting.state.read()
         if state is None or not state.keys() >= _STATE:
             return 0
@@ -155,7 +155,7 @@ class _Run:
 
 
 def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: Mapping[str, Targets]) -> torch.Tensor:
-    """Leave the gradient of loss and penalty in the parameters of encoder and objective; return the loss alone."""
+    """Backpropagate loss plus penalty to the encoder and the objective, and return the loss."""
     encoder = setting.encoder
     rows, back = torch.unique(torch.cat([some.rows for some in targets.values()]), return_inverse=True)
     encoder.gradient.zero_()
@@ -180,7 +180,7 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
-    """Refuse options with which no loop can run."""
+    """Check the options that all trained methods have."""
     at_least_one(steps=steps, batch=batch)
     positive(lr=lr)
     if not 0 <= hold_out <= 0.5:

@@ -1,7 +1,7 @@
-"""More inputs for a fit: mixtures of two inputs of a task, whose targets are the expert's features of them.
+"""Augment the inputs of a fit by mixtures of two inputs of a task; their targets are the expert's features.
 
-Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412. Of texts: some words of one in their order,
-followed by a run of words of another. Of images: a weighted mean of two, moved by up to an eighth of the side.
+Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412. Texts: some words of one in their order,
+followed by consecutive words of another. Images: a weighted mean of two, shifted by up to an eighth of the side.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from orthomerge.fitting.inputs import Inputs, Targets, encoded_rows
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.prepared import Part
 
-_DROPPED = 0.15  # share of a text's words
+_DROPPED = 0.15  # share of a text's words that are dropped
 _PARTNERED = 0.5  # share of mixtures that have a second text
 
 
 def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -> Inputs:
-    """Inputs of every task, then `counts` mixtures of them; a mixture has the weight of its first input."""
+    """Append `counts` mixtures to the inputs of every task; a mixture has the weight of its first input."""
     parts: list[Part] = []
     firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
@@ -44,7 +44,7 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
 
 
 def mixtures(inputs: Sequence[Any], count: int, *, seed: int) -> tuple[list[Any], list[int]]:
-    """`count` mixtures of an input with another at random, inputs in random order; and the places of the first ones."""
+    """Mix random pairs of inputs `count` times; return the mixtures, and the place of each one's first input."""
     if not count or not len(inputs):
         return [], []
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Model Tailor: a patch of each expert; the rest of its linear layers reverts to the base, and the patch compensates.
+"""Model Tailor: add a sparse patch per expert; the rest of its linear layers reverts to the base.
 
 Zhu et al., "Model Tailor: Mitigating Catastrophic Forgetting in Multi-modal Large Language Models", 2024, arXiv
 2402.12048. Code: didizhu-zju/Model-Tailor.
@@ -9,13 +9,13 @@ damping * mean(diag G) * I, from left to right in blocks of `block` columns:
     score = balance * z(|W_t - W_b|) + (1 - balance) * z(W^2 / diag(U)^2),    z: standardised in each row of the block.
 
 The lowest `sparsity` share of a block reverts to W_b. Each column j that does leaves an error e = (W - W_b)[:, j] /
-U[j, j], and all columns to its right get sign * e U[j, :]: with -1, what makes up for it in the least squares of W x
-(SparseGPT, Frantar and Alistarh 2023). What then differs from W_b is the patch; several are added up, times `scale`.
+U[j, j], and all columns to its right get sign * e U[j, :]: with -1, the least squares compensation of W x
+(SparseGPT, Frantar and Alistarh 2023). The difference to W_b is the patch; patches are added, times `scale`.
 
 Letters: W, W_b, W_t [m, k]; G, H, U [k, k]; see `grams` for G and for which weights are linear layers.
-Differs from the paper: that patches the decoder layers from the 20th on of one multi-modal language model; here it is
-every linear layer of each expert. G comes from the unpatched expert, in the paper's code from inputs after the patched
-layers below. That code *adds* the compensation (`sign` 1), which makes the error larger, and has balance 0.5.
+Differs from the paper: the paper patches the decoder layers from the 20th on of a multi-modal language model; here it
+is every linear layer of each expert. G comes from the unpatched expert, in the paper's code from inputs after the
+patched layers below. That code *adds* the compensation (`sign` 1), which increases the error, and has balance 0.5.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ModelTailor:
         at_least_one(block=self.block, inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
-        few = setting.drawn(self.inputs)
-        called(setting, few)  # refuses an encoder without linear layers
+        inputs = setting.drawn(self.inputs)
+        called(setting, inputs)  # refuses an encoder without linear layers
         base, weights = dict(setting.layout.views(setting.base)), setting.base.clone()
         merged = dict(setting.layout.views(weights))
         kept, layers = {}, 0
@@ -69,11 +69,15 @@ class ModelTailor:
             setting.say(f"patch: {task}")
             flat = setting.tuned(task)
             setting.encoder.load(flat)
-            seen = grams(setting, few, task)
-            changed, entries, layers = 0, 0, len(seen)
+            moments = grams(setting, inputs, task)
+            changed, entries, layers = 0, 0, len(moments)
             for name, expert in setting.layout.views(flat):
-                if name in seen:
-                    H, W_t, W_b = seen[name], expert.to(setting.device).double(), base[name].to(setting.device).double()
+                if name in moments:
+                    H, W_t, W_b = (
+                        moments[name],
+                        expert.to(setting.device).double(),
+                        base[name].to(setting.device).double(),
+                    )
                     delta, count = self.patch(W_t, W_b, H, what=f"{name!r} of task {task!r}")
                     merged[name].add_(delta.float().cpu(), alpha=self.scale)
                     changed, entries = changed + count, entries + expert.numel()
@@ -85,7 +89,7 @@ class ModelTailor:
     def patch(
         self, tuned: torch.Tensor, base: torch.Tensor, gram: torch.Tensor, *, what: str
     ) -> tuple[torch.Tensor, int]:
-        """The patch of one layer [m, k], and the number of entries that it keeps. `what`: the layer, for messages."""
+        """Return the patch of one layer [m, k], and the number of its entries; `what` names the layer in messages."""
         U = self._factor(gram, what)
         W, kept = tuned.clone(), 0
         for start in range(0, W.shape[1], self.block):
@@ -105,7 +109,7 @@ class ModelTailor:
         return W - base, kept
 
     def _factor(self, gram: torch.Tensor, what: str) -> torch.Tensor:
-        """U with H^-1 = U^T U; an input that is always zero gets 1 on the diagonal, as in SparseGPT."""
+        """U with H^-1 = U^T U; as in SparseGPT, inputs that are always zero have 1 on the diagonal of G."""
         H = gram + torch.diag((gram.diagonal() == 0).to(gram))
         H = H + self.damping * H.diagonal().mean() * torch.eye(len(H), dtype=H.dtype, device=H.device)
         factor, failed = torch.linalg.cholesky_ex(H)
@@ -113,12 +117,12 @@ class ModelTailor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
             if not int(failed):
                 return torch.triu(upper)
-        raise NumericalError(f"the inputs of {what} give no definite matrix; raise 'damping'")
+        raise NumericalError(f"the second moments of the inputs of {what} are singular; raise 'damping'")
 
     def _lowest(
         self, tuned: torch.Tensor, base: torch.Tensor, weight: torch.Tensor, diagonal: torch.Tensor
     ) -> torch.Tensor:
-        """Mask of the entries of a block that revert: int(sparsity * count), the first of equal scores first."""
+        """Mask of the int(sparsity * count) entries of a block with the lowest scores, which revert."""
         score = self.balance * _standard((tuned - base).abs())
         score = score + (1 - self.balance) * _standard((weight / diagonal).square())
         lowest = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
@@ -127,7 +131,7 @@ class ModelTailor:
 
 
 def _standard(values: torch.Tensor) -> torch.Tensor:
-    """Rows with mean 0 and deviation 1; a row of equal numbers becomes 0."""
+    """Standardise each row; a row of equal numbers becomes 0."""
     centred = values - values.mean(1, keepdim=True)
     deviation = centred.square().mean(1, keepdim=True).sqrt()
     return torch.where(deviation > 0, centred / deviation, 0.0)

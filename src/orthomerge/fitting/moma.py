@@ -1,4 +1,4 @@
-"""MOMA: a mask over the merged task vector and an orthogonal map of each task's features, trained together.
+"""MOMA: train a mask over the merged task vector and an orthogonal map of each task's features together.
 
 Kong et al. 2026, "MOMA: Masked Orthogonal Matrix Alignment for Zero-Additional-Parameter Model Merging", arXiv
 2412.13526 v3, Eq. 10:
@@ -6,15 +6,13 @@ Kong et al. 2026, "MOMA: Masked Orthogonal Matrix Alignment for Zero-Additional-
     min over S, A_t   sum_t mean_x || A_t g(x; theta_b + sigma(S) * delta) - g(x; theta_t) ||
                       + alpha sum_t || A_t^T A_t - I ||  +  decay sum sigma(S)^2
 
-with Adam, on unlabelled inputs. delta is the vector of a merge with its scale (`start`: average, task_arithmetic or
-ties_sum, as the paper's three; any merge without data will do). The mask goes into the weights and A_t into the head,
-W_t A_t, so that nothing is added to the model.
+with Adam, on unlabelled inputs. delta is the scaled vector of a merge without data (`start`; the paper's are average,
+task_arithmetic and ties_sum). The mask is folded into the weights and A_t into the head, W_t A_t.
 
 Differs from the paper, which gives Adam, the mask's learning rate 0.1, "L2 regularization weight 5e-9", A's 1e-3 with
-batches of 16 (images) or 5e-4 with 24 (text), and no more than that. Ours: alpha 1, A = I and S = 0 at first, 500
-steps, rates that fall along a cosine, norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and
-the nearest orthogonal matrix in the place of A. Facts give the held-out loss with the mask soft or hard, A projected or
-not.
+batches of 16 (images) or 5e-4 with 24 (text). Ours: alpha 1, A = I and S = 0 at first, 500 steps, rates that fall along
+a cosine, norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and A replaced by the nearest
+orthogonal matrix.
 
 Letters: A_t [d, d]; features g(x; theta) [n, d] under the weights theta; S, delta, theta [P].
 """
@@ -31,6 +29,7 @@ from torch.nn.functional import normalize
 
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.rigid import polar_factor
+from orthomerge.alignment.trained_maps import excess
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
 from orthomerge.fitting.inputs import Inputs, Targets
@@ -39,15 +38,15 @@ from orthomerge.fitting.objective import Objective
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.models.heads import Classifier, Head
 
-_TINY = 1e-24  # gives a root a gradient at zero
+_TINY = 1e-24  # added under roots, which have no gradient at zero
 
 
 @dataclass(frozen=True)
 class Moma:
     """`start`, `options`: the merge whose vector is masked. `transform`: none, orthogonal, similarity or linear.
 
-    `mask`: soft, hard, or none at all (the paper's ablation). `cap`: how far beyond the merge an element may grow (the
-    paper: 1, not at all). `project`: end with orthogonal matrices. `hold_out`: share of the inputs that is held out.
+    `mask`: soft, hard, or none (the paper's ablation). `cap`: largest factor of an element of the vector (the paper:
+    1). `project`: end with orthogonal matrices. `hold_out`: share of held-out inputs.
     """
 
     start: str = "task_arithmetic"
@@ -98,7 +97,7 @@ class Moma:
     def _ends(
         self, setting: Setting, gates: Gates, objective: FeatureDistance, held: Inputs | None
     ) -> dict[str, float]:
-        """Return the held-out loss of every way of ending, and leave the maps as `project` says."""
+        """Return the held-out loss with soft and hard mask, A projected or not; project A if `project` is set."""
         writers: dict[str, Callable[[torch.Tensor], None]] = {"unmasked": gates.write}
         if isinstance(gates, Mask):
             writers = {form: partial(gates.write_as, form=form) for form in get_args(Form)}
@@ -122,14 +121,14 @@ class Moma:
 
 
 class FeatureDistance(Objective):
-    """The distance of mapped features from the expert's, and the penalty that keeps the maps orthogonal.
+    """Distance of mapped features from the expert's, with a penalty for maps that are not orthogonal.
 
     `norm` is of an input's difference: l2 (Euclidean, as Eq. 10 reads), l1 (mean over features, Surgery's code) or mse.
     `penalty` is of A^T A - I: fro (Frobenius), fro2 (its square) or l1 (sum; FT-Classifier). A `similarity` is a factor
     times an orthogonal map; a `linear` map has no penalty; `none` leaves the features as they are.
 
-    A head that normalises (CLIP) reads features of unit length. Here they are multiplied by the mean norm of the
-    expert's, so that alpha means the same; folding A into the head is then exact.
+    If a head normalises (CLIP), features are scaled to the mean norm of the expert's, so that alpha has the same
+    effect.
 
     `maps`: A by task; `factors`: logarithms of the factors of similarities, by task.
     """
@@ -160,21 +159,21 @@ class FeatureDistance(Objective):
     def penalty(self) -> torch.Tensor | None:
         if self._options.transform in ("none", "linear") or not self._options.alpha:
             return None
-        return self._options.alpha * torch.stack([self._size(_excess(A)) for A in self.maps.values()]).sum()
+        return self._options.alpha * torch.stack([self._size(excess(A)) for A in self.maps.values()]).sum()
 
     def classifiers(self) -> dict[str, Classifier]:
-        """W' = W A, for every kind of map."""
+        """Fold the maps into the heads: W' = W A."""
         if self._options.transform == "none":
             return dict(self._heads)
         maps = {task: A.detach().double() * self.factors[task].detach().double().exp() for task, A in self.maps.items()}
         return {task: folded(head, maps[task].cpu(), task=task) for task, head in self._heads.items()}
 
     def measures(self) -> dict[str, float]:
-        """`defect`: the mean of ||A^T A - I||_F over tasks."""
+        """Measure `defect`, the mean of ||A^T A - I||_F over tasks."""
         if self._options.transform == "none":
             return {}
         with torch.no_grad():
-            return {"defect": float(torch.stack([_excess(A).norm() for A in self.maps.values()]).mean())}
+            return {"defect": float(torch.stack([excess(A).norm() for A in self.maps.values()]).mean())}
 
     @torch.no_grad()
     def project(self) -> None:
@@ -183,15 +182,11 @@ class FeatureDistance(Objective):
             A.copy_(polar_factor(A.double().cpu(), task=task))
 
     def _scaled(self, features: torch.Tensor, task: str) -> torch.Tensor:
-        """Features as the task's head reads them."""
+        """Normalise features if the task's head does, and scale them to the expert's mean norm."""
         return normalize(features, dim=-1) * self._lengths[task] if task in self._lengths else features
 
-    def _size(self, excess: torch.Tensor) -> torch.Tensor:
+    def _size(self, S: torch.Tensor) -> torch.Tensor:
         if self._options.penalty == "l1":
-            return excess.abs().sum()
-        squares = excess.square().sum()
+            return S.abs().sum()
+        squares = S.square().sum()
         return squares if self._options.penalty == "fro2" else (squares + _TINY).sqrt()
-
-
-def _excess(A: torch.Tensor) -> torch.Tensor:
-    return A.T @ A - torch.eye(len(A), device=A.device)

@@ -1,4 +1,4 @@
-"""What a fit minimises: functions of the features of a batch over all tasks."""
+"""Objectives of fits: functions of the features of a batch over all tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orthomerge.models.heads import Classifier, Head, head_kind
 
 
 class Objective:
-    """The sum over tasks of the weighted mean of `terms`. `parameters`: its own, trained at rate `lr`."""
+    """Sum over tasks of the weighted mean of `terms`. `parameters`: its own, trained at rate `lr`."""
 
     def __init__(self, heads: Mapping[str, Head], *, lr: float = 0.0) -> None:
         self._heads, self.lr = dict(heads), lr
@@ -27,11 +27,11 @@ class Objective:
         return torch.stack(means).sum()
 
     def penalty(self) -> torch.Tensor | None:
-        """Loss of the parameters alone; not part of a held-out loss."""
+        """Loss term of the objective's parameters, which is not part of a held-out loss."""
         return None
 
     def classifiers(self) -> Mapping[str, Classifier]:
-        """The heads, with the trained parameters."""
+        """Return the heads with the trained parameters."""
         return self._heads
 
     def measures(self) -> dict[str, float]:
@@ -39,7 +39,7 @@ class Objective:
 
 
 class Entropy(Objective):
-    """The entropy of the predictions in nats (Yang et al. 2024, AdaMerging, arXiv 2310.02575), under fixed heads."""
+    """Entropy of the predictions in nats (Yang et al. 2024, AdaMerging, arXiv 2310.02575), under fixed heads."""
 
     def __init__(self, heads: Mapping[str, Head], device: torch.device) -> None:
         super().__init__(heads)
@@ -53,7 +53,7 @@ class Entropy(Objective):
 class Divergence(Objective):
     """Distillation of the experts' outputs: KL(softmax(z_t) || softmax(head_t(features))), z_t the expert's logits.
 
-    `heads`: of the student, trained at rate `lr` unless it is 0; `teachers`: the experts' own heads.
+    `heads`: of the student, trained if `lr` is not 0; `teachers`: the experts' heads.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Divergence(Objective):
         return head_kind(teacher.kind).divergence(self._students[task](features), teacher(targets.features))
 
     def classifiers(self) -> dict[str, Head]:
-        """Trained heads in the dtypes of the heads given, or those heads themselves."""
+        """Return the trained heads in their original dtypes."""
         if not self.lr:
             return self._heads
         trained = {}
@@ -84,5 +84,4 @@ class Divergence(Objective):
 
 
 def on_device(head: Head, device: torch.device) -> Head:
-    """The same head in float32 on a device."""
     return head.to(device, torch.float32)

@@ -1,15 +1,14 @@
-"""Realign: one encoder distilled from the experts, and heads solved for it; nothing is added to the model.
+"""Realign: distil one encoder from the experts, and solve heads for it.
 
 From a merge without data, in stages; the result is the stage with the least loss on held-out inputs:
 
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
-2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
-   pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that may exceed the merge
-   (mask), or a coefficient per task and row (row) or singular component (component): far fewer numbers;
+2. encoder: trained to minimise KL(expert || merged) under these heads. The trained values (`gates`) are all weights
+   (free), a mask over the merged vector (mask), or a coefficient per task and row (row) or singular component
+   (component);
 3. heads: solved again, for the trained encoder.
 
-Where inputs are few, mixtures of them are added (`copies`). Unlike MOMA (`moma`), which trains a mask along with a map
-per task, this compares outputs instead of features, and solves heads instead of rotating them.
+If inputs are few, mixtures of them are added (`copies`).
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ Heads = Mapping[str, Head]
 _RATES = {"mask": 0.1, "row": 0.03, "component": 0.03}
 _FREE_RATE = 0.15  # learning rate of free weights, as a share of the mean change by fine-tuning
 _ENOUGH = 2000  # inputs of a task, with mixtures
-_MIXTURES = 100  # of one input, at most
+_MIXTURES = 100  # per input, at most
 _FEW = 100  # inputs of a task below which none is held out
-_JUDGED = 200  # mixtures that are then held out instead
+_HELD_OUT = 200  # mixtures that are then held out instead
 _PER_CLASS = 4  # inputs from which heads are solved on mixtures too
 _MANY = 10  # inputs per class from which every weight is trained
 _ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
@@ -51,8 +50,8 @@ class Realign:
     """See the module. `start`, `options`: the merge to start from. `cap`: of the mask, in multiples of that merge.
 
     `gates`: auto is free, or mask with fewer than 10 inputs per class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
-    for rows and components, and for free weights 0.15 of how far (root mean square) the experts' weights are from the
-    base. `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: their learning rate. `decay`:
+    for rows and components, and for free weights 0.15 of the root mean square change of the experts' weights.
+    `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: their learning rate. `decay`:
     of free weights towards the merge, or of the squared mask. `copies`: number of inputs per task up to which mixtures
     are added; auto is 2000, at most 100 of an input. `patience`: looks without a better held-out loss before stage 2
     ends; 0 for no limit.
@@ -136,10 +135,10 @@ class Realign:
         return Fitted(encoder.weights.cpu().clone(), stages[kept], facts, tuple(course.rows))
 
     def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
-        """Inputs to train on, held-out inputs, and inputs to solve heads on.
+        """Return inputs to train on, held-out inputs, and inputs to solve heads on.
 
-        A task with few inputs is judged by mixtures that training does not see, and its heads are solved on mixtures
-        too unless it has very few. Aligners know no weights, so heads are solved on the targets of largest weight.
+        If a task has few inputs, mixtures are held out instead, and heads are solved on mixtures too unless it has very
+        few. Aligners do not use weights, so heads are solved on the targets of largest weight.
         """
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}
@@ -147,18 +146,18 @@ class Realign:
         if not any(counts.values()):
             most = {task: _of_most_weight(targets) for task, targets in inputs.targets.items()}
             return inputs, held, inputs.with_targets(most)
-        judged = {task: 0 if size >= _FEW else _JUDGED for task, size in sizes.items()}
-        mixed = with_mixtures(setting, inputs, {task: counts[task] + judged[task] for task in counts})
+        apart_counts = {task: 0 if size >= _FEW else _HELD_OUT for task, size in sizes.items()}
+        mixed = with_mixtures(setting, inputs, {task: counts[task] + apart_counts[task] for task in counts})
         fitted, apart, solvable = {}, {}, {}
         for task, targets in mixed.targets.items():
-            end = len(targets) - judged[task]
+            end = len(targets) - apart_counts[task]
             fitted[task], apart[task] = targets.at(slice(end)), targets.at(slice(end, None))
             if held is not None:
                 apart[task] = held.targets[task].followed_by(apart[task])
             many = sizes[task] >= _PER_CLASS * len(setting.heads[task].labels)
             solvable[task] = _of_most_weight(targets.at(slice(end if many else sizes[task])))
-        judged_by = mixed.with_targets(apart) if self.hold_out else None
-        return mixed.with_targets(fitted), judged_by, mixed.with_targets(solvable)
+        held = mixed.with_targets(apart) if self.hold_out else None
+        return mixed.with_targets(fitted), held, mixed.with_targets(solvable)
 
     def _mixtures(self, count: int) -> int:
         if self.copies == "auto":
@@ -171,7 +170,9 @@ class Realign:
         if kind == "auto":
             kind = "free" if _count(setting.inputs) >= _MANY * classes else "mask"
         if kind == "free":
-            return Free(merged, lr=_FREE_RATE * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
+            return Free(
+                merged, lr=_FREE_RATE * _mean_change(setting) if self.lr == "auto" else self.lr, decay=self.decay
+            )
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
             return Coefficients(merged, setting.task_vectors(), setting.layout, groups="row", lr=rate)
@@ -182,7 +183,6 @@ class Realign:
 
 
 def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
-    """Heads that an aligner solves for the encoder's current weights."""
     heads = {}
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:
@@ -203,11 +203,11 @@ def _count(inputs: Inputs) -> int:
     return sum(map(len, inputs.targets.values()))
 
 
-def _moved(setting: Setting) -> float:
-    """Root mean square of the change by fine-tuning, over the weights that changed; mean of the tasks."""
-    moves = []
+def _mean_change(setting: Setting) -> float:
+    """Root mean square of each task vector over its nonzero elements, averaged over tasks."""
+    changes = []
     for task in setting.tasks:
         vector = setting.task_vector(task)
         length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        moves.append(length / math.sqrt(max(int(np.count_nonzero(vector.numpy())), 1)))
-    return max(sum(moves) / len(moves), 1e-8)
+        changes.append(length / math.sqrt(max(int(np.count_nonzero(vector.numpy())), 1)))
+    return max(sum(changes) / len(changes), 1e-8)

@@ -1,4 +1,4 @@
-"""RegMean: every linear layer as the one that comes nearest to all experts' outputs on their own inputs.
+"""RegMean: the linear layers whose outputs are nearest to every expert's on its own inputs.
 
 Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", 2023, arXiv 2212.09849.
 
@@ -6,20 +6,20 @@ Per linear layer, W minimises sum_t E_x ||W x - W_t x||^2 over the inputs x of t
 
     (sum_t G_t) W^T = sum_t G_t W_t^T,    G_t = E x x^T with everything off the diagonal times `alpha`.
 
-RegMean++: the same from the first block to the last, on inputs x that come from the merged blocks below.
+RegMean++: the same block by block, on inputs x from the merged blocks below.
 
 Nguyen et al., "RegMean++: Enhancing Effectiveness and Generalization of Regression Mean for Model Merging", 2025,
 arXiv 2508.03121. Code: nthehai01/RegMean-plusplus.
 
-A block is what lies under the first number in a module's path (`encoder.layer.3`), or a linear layer outside of these.
-Blocks come in the order of a forward pass. The inputs x of block b in expert t are those of task t after the *merged*
-blocks below b, through expert t's own b.
+A block is the module up to the first number in a path (`encoder.layer.3`), or a linear layer outside of these. Blocks
+follow the order of a forward pass. The inputs x of block b in expert t are those of task t after the *merged* blocks
+below b, through expert t's own b.
 
 Letters: T experts; W, W_t [m, k]; G_t [k, k]; see `grams` for which weights are linear layers and which rows count.
 Everything else is averaged: biases, norms, embeddings, convolutions, and linear layers that are never called.
-Differs from the papers: padded positions do not count. Solved in float64 for the difference to the average, so that a
-direction that no expert's inputs have keeps the average. `alpha` is FusionBench's; RegMean's code has 0.1 or 0.9.
-RegMean++'s code leaves layers outside the blocks averaged.
+Differs from the papers: padded positions do not count. Solved in float64 for the difference to the average, which is
+kept in directions that no input has. `alpha` is FusionBench's; RegMean's code has 0.1 or 0.9. RegMean++'s code leaves
+layers outside the blocks averaged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from orthomerge.fitting.setting import Fitted, Setting
 
 @dataclass(frozen=True)
 class RegMean:
-    """`alpha`: factor of the correlations between inputs; at 0 each feature is weighted by itself.
+    """`alpha`: factor of the off-diagonal elements of G; at 0 features are independent.
 
     `inputs`: number of inputs per task, drawn by the seed.
     """
@@ -54,8 +54,8 @@ class RegMean:
         at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
-        few = setting.drawn(self.inputs)
-        calls, modules = called(setting, few), linear_layers(setting.encoder.module)
+        inputs = setting.drawn(self.inputs)
+        calls, modules = called(setting, inputs), linear_layers(setting.encoder.module)
         blocks = tuple(dict.fromkeys(map(_block, calls))) if self.blockwise else ("",)
         weights, places = setting.mean_expert(), setting.layout.places
         conditions: dict[str, float] = {}
@@ -63,7 +63,7 @@ class RegMean:
             setting.say(f"block {number} of {len(blocks)}: {block}" if block else "inputs of every layer")
             layers = {name: modules[name] for name in calls if _block(name) == block} if block else modules
             own = [place for name, place in places.items() if not block or name.startswith(f"{block}.")]
-            conditions |= self._solve(setting, few, weights, layers, own)
+            conditions |= self._solve(setting, inputs, weights, layers, own)
         finite = [number for number in conditions.values() if number != float("inf")]
         facts: dict[str, object] = {"blocks": len(blocks)} if self.blockwise else {}
         facts |= {
@@ -76,11 +76,11 @@ class RegMean:
         return Fitted(weights, setting.heads, facts)
 
     def _solve(
-        self, setting: Setting, few: Inputs, weights: torch.Tensor, layers: Layers, own: list[slice]
+        self, setting: Setting, inputs: Inputs, weights: torch.Tensor, layers: Layers, own: list[slice]
     ) -> dict[str, float]:
-        """Write the solution for some layers into `weights`, and return condition numbers by name.
+        """Solve some layers, write them into `weights`, and return their condition numbers by name.
 
-        `own`: places of [P] that each expert keeps while the inputs of the layers are computed.
+        `own`: places in [P] that have the expert's weights while the inputs of the layers are computed.
         """
         average, encoder = dict(setting.layout.views(weights)), setting.encoder
         totals: dict[str, torch.Tensor] = {}  # sum_t G_t
@@ -91,7 +91,7 @@ class RegMean:
             for place in own:
                 encoder.weights[place] = flat[place].to(setting.device)
             expert = dict(setting.layout.views(flat))
-            for name, gram in grams(setting, few, task, layers=layers).items():
+            for name, gram in grams(setting, inputs, task, layers=layers).items():
                 G = shrunk(gram, self.alpha)
                 moment = G @ (expert[name] - average[name]).to(G.device).double().T
                 totals[name] = totals[name].add_(G) if name in totals else G
@@ -100,7 +100,7 @@ class RegMean:
         for name, total in totals.items():
             change, conditions[name] = least_squares(total, moments[name])
             if not torch.isfinite(change).all():
-                raise NumericalError(f"the equations of {name!r} have no finite solution; lower 'alpha'")
+                raise NumericalError(f"the normal equations of {name!r} have no finite solution; lower 'alpha'")
             average[name].add_(change.T.float().cpu())
         return conditions
 

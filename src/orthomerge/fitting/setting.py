@@ -1,4 +1,4 @@
-"""The interface of a fitted method: it gets one encoder and unlabelled inputs, and returns weights and heads.
+"""Interface of fitted methods, which get an encoder and unlabelled inputs and return weights and heads.
 
 A fitted method is a small frozen dataclass whose fields are its options, with `fit(setting) -> Fitted`. Weights are
 flat tensors [P] in the order of `setting.layout`, float32; see `layout`.
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.layout import FlatEncoder, Layout
@@ -23,13 +23,13 @@ from orthomerge.models.heads import Classifier, Head
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method works with. Only the encoder's weights may be changed.
+    """Arguments of a fitted method, which may change only the encoder's weights.
 
     `encoder`: on its device, with any weights. `base`: [P] on the CPU. `tuned(task)`: an expert's weights, a new tensor
     [P] on the CPU. `merged(method, options)`: the result of a merge without data, [P] on the CPU. `heads`: the experts'
-    own, by task. `inputs`: unlabelled, with targets for every task in the order of `heads`. `half`: compute in bfloat16
-    where that is safe (autocast). `say`: receives messages about progress. `state`: where a killed run continues from,
-    written at looks that are `every` seconds apart.
+    own, by task. `inputs`: unlabelled, with targets for every task in the order of `heads`. `half`: use bfloat16
+    autocast. `say`: called with messages about progress. `state`: saved state of a killed run, written at most once per
+    `every` seconds.
     """
 
     encoder: FlatEncoder
@@ -68,18 +68,24 @@ class Setting:
         return vectors
 
     def start_vector(self, method: str, options: Mapping[str, Any]) -> torch.Tensor:
-        """Difference of a merge without data to the base, [P] on the device."""
+        """Task vector of a merge without data, [P] on the device."""
         return (self.merged(method, options) - self.base).to(self.device)
 
     def mean_expert(self) -> torch.Tensor:
-        """Plain average of the experts, [P]; of equal experts it is that expert to the bit."""
+        """Average the experts to [P], exactly if they are equal; refuse one with NaN or infinity."""
         total = torch.zeros(self.layout.size, dtype=torch.float64)
         for task in self.tasks:
-            total += self.tuned(task)
+            weights = self.tuned(task)
+            for name, tensor in self.layout.views(weights):
+                if not torch.isfinite(tensor).all():
+                    raise NumericalError(
+                        f"{name!r} holds NaN or infinity in expert {task!r}; find a sound checkpoint, or leave it out"
+                    )
+            total += weights
         return (total / len(self.tasks)).float()
 
     def drawn(self, count: int) -> Inputs:
-        """`count` inputs of each task, or all if there are no more; a task's draw depends on the seed alone."""
+        """Draw at most `count` inputs of each task, by the seed alone."""
         places = {}
         for task, targets in self.inputs.targets.items():
             if not len(targets):
@@ -91,7 +97,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fitted:
-    """One encoder [P] and a classifier per task. `facts`: results by name; `curve`: one row per look."""
+    """Encoder weights [P] and a classifier per task. `facts`: results by name; `curve`: one row per look."""
 
     weights: torch.Tensor
     classifiers: Mapping[str, Classifier]

@@ -1,4 +1,4 @@
-"""Methods in which angles between tensors decide: Model Stock and spherical interpolation."""
+"""Model Stock and spherical interpolation: methods that depend on the angles between tensors."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.statistics import grams
 
 _PARALLEL = 0.9995
-_TINY = 1e-8  # norms up to this are not divided by
+_TINY = 1e-8  # smaller norms are replaced by 1 in a denominator
 
 
 @dataclass(frozen=True)
 class ModelStock:
-    """Pull the average of the experts towards the base, the more the wider the angle between them.
+    """Average of the experts, pulled towards the base the more, the wider the angle between their task vectors.
 
     It has no options. Jang et al., "Model Stock: all we need is just a few fine-tuned models", 2024, arXiv 2403.19522:
     per tensor theta = t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one*
@@ -35,7 +35,7 @@ class ModelStock:
     def survey(self, vectors: Vectors) -> Surveyed:
         if len(vectors.tasks) < 2:
             raise RecipeError(
-                "model stock needs at least 2 experts, whose angle decides, got 1; add one, or use 'average'"
+                f"'model_stock' merges at least 2 experts, got {len(vectors.tasks)}; add one, or use 'average'"
             )
         ratios = {key: _ratio(gram) for key, gram in grams(vectors).items()}
 
@@ -55,7 +55,7 @@ class Slerp:
 
     *Differs from mergekit:* the angle is computed in float64, and `base` is neither of the two models.
 
-    `t`: how far to go from the first expert (0) to the second (1).
+    `t`: position between the first expert (0) and the second (1).
     """
 
     t: float = 0.5
@@ -71,15 +71,14 @@ class Slerp:
         coefficients = {key: _arc(gram, self.t) for key, gram in grams(vectors).items()}
 
         def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-            of_base, first, second = coefficients[site.key]
+            base_factor, first, second = coefficients[site.key]
             merged = scaled_sum(deltas, (first, second))
-            return merged.add_(base, alpha=of_base) if of_base else merged
+            return merged.add_(base, alpha=base_factor) if base_factor else merged
 
         return Surveyed(self.scope, merge)
 
 
 def _ratio(gram: torch.Tensor) -> float:
-    """The ratio t of Model Stock from the Gram matrix of base and deltas."""
     N = len(gram) - 1
     pairs = [_cosine(gram, i, j) for i, j in combinations(range(1, N + 1), 2)]
     cos = min(max(sum(pairs) / len(pairs), 0.0), 1.0)
@@ -92,7 +91,7 @@ def _cosine(gram: torch.Tensor, i: int, j: int) -> float:
 
 
 def _arc(gram: torch.Tensor, t: float) -> tuple[float, float, float]:
-    """With theta = a theta_1 + b theta_2: a + b - 1 for the base (it is added to the result), then a, b."""
+    """Coefficients of base and deltas for theta = a theta_1 + b theta_2: a + b - 1, a, b."""
     bb, b1, b2 = gram[0].tolist()
     d11, d12, d22 = float(gram[1, 1]), float(gram[1, 2]), float(gram[2, 2])
     norms = [math.sqrt(max(square, 0.0)) for square in (bb + 2 * b1 + d11, bb + 2 * b2 + d22)]

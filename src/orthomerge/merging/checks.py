@@ -1,8 +1,7 @@
-"""Checks of opened experts before a merge: that they come from the base, and that tied weights are the same.
+"""Check opened experts before a merge: fine-tuned from the base, different, complete, and with equal tied weights.
 
-Fine-tuning moves weights little and each task in a direction of its own. So an expert of another base is orthogonal to
-this one; experts of one common other base have moved from this one in the same direction; an expert that equals the
-base, or another expert, was named by mistake; and pages of zeros are a file that was never written out.
+Fine-tuning changes weights little, and every task changes them in another direction. An expert of another base is
+therefore orthogonal to this one, and the task vectors of experts of one other base have a common direction.
 
 Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta_0.
 """
@@ -28,21 +27,21 @@ if TYPE_CHECKING:
 
 # cos(theta_t, theta_0): experts of one base stay within a few degrees of it, others are orthogonal.
 _LEAST_COSINE = 0.3
-# cos(tau_s, tau_t) of different experts: about 0 for different tasks, 1 where all share a direction that is not theirs.
+# cos(tau_s, tau_t) of different experts: about 0 for different tasks, 1 if they come from another common base.
 _MOST_COMMON = 0.9
-_STRIDE = 1 << 21
-_RUN = 1 << 12  # elements
+_STRIDE = 1 << 21  # elements from one sampled run to the next
+_RUN = 1 << 12  # elements per sampled run
 _PAGE = 1 << 10  # elements of float32 in a page of 4 KiB
-_INSIST = "or set 'check_base: false' to merge all the same"
+_INSIST = "or set 'check_base: false' to merge anyway"
 
 
 def check_tied(experts: Experts) -> None:
-    """Refuse checkpoints in which weights under two names, which must be tied, differ."""
+    """Refuse checkpoints in which tied weights, stored under two names, differ."""
     parts = experts.parts
-    splits = [(parts.base, parts.base_split), *((each.checkpoint, each.split) for each in parts.sources.values())]
+    splits = [(parts.base, parts.base_split), *((source.checkpoint, source.split) for source in parts.sources.values())]
     for source, split in splits:
-        for name, why in split.left_out.items():
-            twin = split.names.get(why.removeprefix(TIED)) if why.startswith(TIED) else None
+        for name, reason in split.left_out.items():
+            twin = split.names.get(reason.removeprefix(TIED)) if reason.startswith(TIED) else None
             if twin is None or not isinstance(source, Checkpoint) or source.entry(name) == source.entry(twin):
                 continue
             count = source.spec(name).numel
@@ -56,13 +55,13 @@ def check_tied(experts: Experts) -> None:
 
 
 def check_origin(experts: Experts, vectors: TaskVectors) -> None:
-    """Refuse experts whose task vectors mean nothing, and say by which numbers."""
+    """Refuse experts that are incomplete, equal to the base or to each other, or fine-tuned from another base."""
     if experts.has_base and vectors.tasks == experts.tasks and experts.opening.check_base:
         _Sample(experts, vectors).check()
 
 
 class _Sample:
-    """Sums over a sample of the weights, and the refusals that follow from them."""
+    """Statistics of a sample of the weights, and the checks that use them."""
 
     def __init__(self, experts: Experts, vectors: TaskVectors) -> None:
         self.vectors, self.tasks = vectors, vectors.tasks
@@ -74,7 +73,7 @@ class _Sample:
         self.apart = torch.eye(T, dtype=torch.bool)  # whether tau_s is not tau_t
 
     def check(self) -> None:
-        """Sample every tensor: some short runs spread over it, and its end, where a file that was cut off shows."""
+        """Sample short runs of every tensor, with its end, where a truncated file shows, and run all checks."""
         for key, shape in self.vectors.shapes.items():
             count = prod(shape)
             starts = dict.fromkeys((*range(0, count, _STRIDE), max(count - _RUN, 0))) if count else {}
@@ -93,7 +92,7 @@ class _Sample:
         self._refuse_a_common_direction()
 
     def _refuse_zeros(self, site: Site, rows: torch.Tensor) -> None:
-        """A page of zeros in one model where another has numbers: the file has its size, but not its content."""
+        """Refuse a page of zeros in one model where another has numbers: its file is incomplete."""
         blank = ~torch.cat((rows[:1], rows[1:] + rows[0])).any(1)
         if rows.shape[1] < _PAGE or not blank.any() or blank.all():
             return
@@ -122,7 +121,7 @@ class _Sample:
                 )
 
     def _refuse_the_base(self) -> None:
-        """An expert that is the base in every element; only suspects of the sample are read whole."""
+        """Refuse an expert that equals the base; only one that does in the sample is read completely."""
         for place, (task, path) in enumerate(zip(self.tasks, self.paths, strict=True)):
             if path == self.base or self.moved[place]:
                 continue
@@ -133,7 +132,7 @@ class _Sample:
                 )
 
     def _refuse_equal_experts(self) -> None:
-        """Two files with the same weights. One file named twice, for its two heads say, is noted when it is opened."""
+        """Refuse two files with the same weights; one file for two tasks is allowed, and noted when it is opened."""
         for one, other in combinations(range(len(self.tasks)), 2):
             if self.paths[one] == self.paths[other] or self.apart[one, other]:
                 continue
@@ -145,7 +144,7 @@ class _Sample:
                 )
 
     def _refuse_a_common_direction(self) -> None:
-        """Experts that all moved from the base in one direction were fine-tuned from where it leads."""
+        """Refuse experts whose task vectors have a common direction: they come from another base."""
         different = [place for place, path in enumerate(self.paths) if path not in self.paths[:place]]
         gram = self.gram[1:, 1:][different][:, different]
         length = gram.diagonal().sqrt()

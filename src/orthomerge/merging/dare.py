@@ -21,13 +21,13 @@ from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
-_NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
-_LANES = 8  # of a Philox counter step, which gives four 64-bit words
+_NOTHING = 1e-8  # smaller sums of weights are not divided by, as in mergekit
+_LANES = 8  # 32-bit numbers per step of the Philox counter
 
 
 @dataclass(frozen=True)
 class Dare:
-    """DARE with every choice in which implementations differ.
+    """DARE with an option for every point in which implementations differ.
 
     `density`: share of entries that stay, 1 - p; `normalize`: divide by the sum of the weights (in an election, of
     those that agree); `rescale`: divide what stays by `density`, restore each tensor's L1 norm, or do neither; `elect`:
@@ -78,7 +78,7 @@ class Dare:
         return Surveyed(self.scope, merge)
 
     def dropped(self, deltas: torch.Tensor, site: Site) -> list[torch.Tensor]:
-        """Each expert's entries with probability `density`, else zero; not enlarged, not copied when all stay."""
+        """Keep each entry with probability `density`, and zero the others; the kept ones are not rescaled here."""
         if self.density >= 1:
             return list(deltas)
         rows = []
@@ -89,7 +89,7 @@ class Dare:
         return rows
 
     def _factors(self, vectors: Vectors) -> dict[str, tuple[float, ...]]:
-        """The factors that restore the L1 norm of each dropped tensor, per expert; empty if norms are not restored."""
+        """Factors that restore the L1 norm of each dropped tensor, per expert; empty if norms are not restored."""
         if self.density >= 1 or self.rescale != "norm":
             return {}
         norms: dict[str, torch.Tensor] = {}  # before and after, [2, T]
@@ -105,7 +105,7 @@ class Dare:
         }
 
     def _limits(self, vectors: Vectors) -> Thresholds:
-        """Of the dropped vectors before they are enlarged: dividing all entries by 1 - p changes no order."""
+        """Thresholds of the trim, from the dropped vectors before they are rescaled, which keeps their order."""
         if self.trim >= 1:
             return (0.0,) * len(vectors.tasks)
 
@@ -118,11 +118,10 @@ class Dare:
 
 
 def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:
-    """Independent Bernoulli(`keep`) draws for `count` elements from `site.start` on, as booleans.
+    """Draw a Bernoulli(`keep`) mask for `count` elements from `site.start` on, independent of blocks and order.
 
-    They depend on (seed, tensor, expert, position) alone, not on blocks, order, threads or device. A counter-based
-    generator (Philox, Salmon et al. 2011) is keyed by a hash of seed, tensor name and expert name; element i of the
-    tensor takes 32-bit lane i.
+    The counter-based generator (Philox, Salmon et al. 2011) is keyed by a hash of seed, tensor name and expert name;
+    element i of the tensor takes its i-th 32-bit number.
     """
     digest = hashlib.sha256(f"{seed}\0{site.key}\0{task}".encode()).digest()
     first, skip = divmod(site.start, _LANES)
@@ -138,7 +137,7 @@ def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> t
 def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
     """DARE as in the paper: drop at random, divide by 1 - p, add.
 
-    `drop`: p, the share of entries that go; `scale`: lambda, one or one per expert; `seed` of the draws.
+    `drop`: p, the share of entries to drop; `scale`: lambda, one or one per expert; `seed` of the draws.
     """
     fraction(drop=drop, zero=True, one=False)
     finite(scale=scale)
@@ -146,7 +145,7 @@ def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
 
 
 def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed: int = 0) -> Dare:
-    """DARE before TIES: drop at random, enlarge, trim over the whole model, elect, add those that agree.
+    """DARE before TIES: drop at random, rescale, trim over the whole model, elect, add those that agree.
 
     `drop`: p; `density`: share that survives the trim; `scale`: lambda; `seed` fixes what is dropped.
 

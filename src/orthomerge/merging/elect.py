@@ -1,7 +1,7 @@
 """Trim, elect, merge: the three steps of TIES, which its variants combine in different ways; and sums of rows.
 
 Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one row per
-expert. Nothing here writes into the rows, which may belong to the caller.
+expert; they never modify the rows.
 
 An entry *agrees* when its sign is the elected one; multiplied by that sign it is then positive, so `relu(row * sign)`
 is its magnitude and zero for all others. Comparisons, masks and `where` would take ten times as long on a CPU.
@@ -18,11 +18,13 @@ PerExpert = float | tuple[float, ...]
 
 
 def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
-    """One number per expert."""
+    """Return one number per expert."""
     if not isinstance(value, tuple):
         return (value,) * count
     if len(value) != count:
-        raise RecipeError(f"{len(value)} numbers were given for {count} experts; give one, or one each")
+        raise RecipeError(
+            f"a number per expert must be one number or {count}, got {len(value)}; give one, or one per expert"
+        )
     return value
 
 
@@ -36,7 +38,6 @@ def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) ->
 
 
 def total(rows: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of the rows, added in their order."""
     return scaled_sum(rows, 1.0)
 
 
@@ -51,12 +52,11 @@ def _trimmed(row: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 def elect_sign(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """+1 where the entries sum to zero or more, -1 where to less."""
+    """Elected signs: +1 where the entries sum to zero or more, else -1."""
     return torch.copysign(rows[0].new_ones(()), total(rows))
 
 
 def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-    """The sum of the entries that agree."""
     result = _agreeing(rows[0], sign)
     for row in rows[1:]:
         result.add_(_agreeing(row, sign))
@@ -64,7 +64,7 @@ def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tens
 
 
 def disjoint_max(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-    """The largest of the entries that agree."""
+    """Entry of largest magnitude among those that agree."""
     result = _agreeing(rows[0], sign)
     for row in rows[1:]:
         torch.maximum(result, _agreeing(row, sign), out=result)

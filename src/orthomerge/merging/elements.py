@@ -1,4 +1,4 @@
-"""Methods that merge entry by entry and need no statistics but Breadcrumbs': averages, sums, largest entries, masks."""
+"""Methods that merge entry by entry: averages, sums, largest entries, masks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,8 +34,8 @@ class Average:
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if self.weights is None:
             return total(deltas).div_(len(deltas))
-        whole = sum(self.weights)
-        return scaled_sum(deltas, tuple(weight / whole for weight in self.weights))
+        norm = sum(self.weights)
+        return scaled_sum(deltas, tuple(weight / norm for weight in self.weights))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TaskArithmetic:
 
 @dataclass(frozen=True)
 class MagMax:
-    """MagMax: of all experts take, entry by entry, the delta of largest magnitude.
+    """MagMax: for every entry, the delta of largest magnitude among the experts.
 
     Marczak et al., "MagMax: leveraging model merging for seamless continual learning", 2024, arXiv 2407.06322; there
     experts are fine-tuned one after the other. Among equal magnitudes the later expert wins.
@@ -86,7 +86,7 @@ class MagMax:
 
 @dataclass(frozen=True)
 class Consensus:
-    """Consensus merging: keep of the summed task vectors only the entries that several tasks use.
+    """Consensus merging: sum the task vectors, and keep only the entries that several tasks use.
 
     Wang et al., "Localizing task information for improved model merging and compression", 2024, arXiv 2405.07813:
     task t uses an entry when |tau_t| > lambda_t |tau_m - tau_t|, tau_m = sum_t tau_t (its TALL mask); entries
@@ -129,11 +129,11 @@ class Breadcrumbs:
 
     Davari and Belilovsky, "Model breadcrumbs", 2023, arXiv 2312.06795.
 
-    *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest go, then
-    the smallest until int(density * n) are left; if density + gamma > 1 fewer outliers go. *Differs from mergekit:*
-    entries as large as the largest or as small as the smallest that is kept are all kept.
+    *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest are
+    dropped, then the smallest until int(density * n) are left; if density + gamma > 1, fewer outliers are dropped.
+    *Differs from mergekit:* entries as large as the largest or as small as the smallest that is kept are all kept.
 
-    `density`: share of each tensor that stays; `gamma`: share of outliers that goes; `scale`: lambda.
+    `density`: share of each tensor that is kept; `gamma`: share dropped as outliers; `scale`: lambda.
     """
 
     density: float = 0.9
@@ -155,7 +155,7 @@ class Breadcrumbs:
 
         def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
             smallest, largest = limits[site.key]
-            # hardshrink leaves what is over the largest; subtracted from itself that is zero, the rest stays.
+            # hardshrink keeps only what exceeds the largest, so the difference drops exactly that.
             rows = [
                 torch.sub(row, torch.hardshrink(delta, limit)) if limit < float("inf") else row
                 for row, delta, limit in zip(trim(deltas, smallest), deltas, largest, strict=True)

@@ -1,6 +1,6 @@
-"""Arithmetic on task vectors, as one line of text: `c + (b - a)`, `-0.5 * toxic`.
+"""Evaluate arithmetic on task vectors that is written as text: `c + (b - a)`, `-0.5 * toxic`.
 
-Names, numbers, `+ - * /` and parentheses, as in Python; a name that is not a plain word goes in quotes.
+Allowed are names, numbers, `+ - * /` and parentheses; a name that is not an identifier must be quoted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
-    """The task vector that an expression evaluates to."""
+    """Evaluate an expression to a task vector."""
     try:
         value = _value(*_parsed(text, vectors))
     except SyntaxError:
@@ -39,7 +39,7 @@ def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
 
 
 def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict[str, TaskVector]]:
-    """The syntax tree with placeholders `_0`, `_1`, ... for names, which need not be identifiers; and their vectors."""
+    """Return the syntax tree, with placeholders `_0`, `_1`, ... for names, and the task vector of each placeholder."""
     named = dict[str, TaskVector]()
 
     def placeholder(match: re.Match[str]) -> str:
@@ -53,13 +53,12 @@ def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict
         return f" _{len(named) - 1} "
 
     plain = " ".join(_TOKEN.sub(placeholder, text).split())
-    if odd := re.search(r"[^\w\s.()*/+-]", plain):
-        raise TypeError(f"{odd[0]!r} is not expected there")
+    if unexpected := re.search(r"[^\w\s.()*/+-]", plain):
+        raise TypeError(f"{unexpected[0]!r} is not allowed")
     return ast.parse(plain, mode="eval").body, named
 
 
 def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> Any:
-    """The task vector or number that a part of an expression evaluates to."""
     match node:
         case ast.Name(id=name):
             return named[name]

@@ -1,7 +1,7 @@
-"""Isotropic merging: make all directions of the merged update of a matrix equally strong.
+"""Isotropic merging: give all directions of a merged matrix the same singular value.
 
 Marczak et al., "No Task Left Behind: Isotropic Model Merging with Common and Task-Specific Subspaces", 2025,
-arXiv 2502.04959. Tensors that are no matrices get scale * mean of the task vectors.
+arXiv 2502.04959. Other tensors get scale * mean of the task vectors.
 
 Letters: T experts; tau_t, X [m, k]; X = sum_t tau_t = U diag(s) V^T; W = U V^T its polar factor.
 Differs from the paper: directions whose singular value is rounding are left out, of the mean too; the authors' code
@@ -20,7 +20,7 @@ from orthomerge.merging.polar import ROUNDING, joined, polar, svd
 
 @dataclass(frozen=True)
 class IsoC:
-    """Iso-C: add the task vectors and make all directions equally strong: scale * mean(s) * U V^T.
+    """Iso-C: add the task vectors and give all directions the mean singular value: scale * mean(s) * U V^T.
 
     `scale`: alpha, for all tensors alike.
     """
@@ -40,12 +40,12 @@ class IsoC:
 
 @dataclass(frozen=True)
 class IsoCts:
-    """Iso-CTS: Iso-C with a part of the directions reserved for what the experts do not share.
+    """Iso-CTS: Iso-C with some of the directions reserved for single experts.
 
     The sum gives its first c directions U_0, V_0, and each expert the first n directions of what U_0 leaves of it,
-    tau_t - U_0 U_0^T tau_t. All are concatenated, made orthonormal by polar factors and given one strength:
-    delta = scale * mean(s) * polar([U_0 U_1 .. U_T]) polar([V_0 V_1 .. V_T])^T, with min(m, k) = c + T n and s all that
-    were collected. Where rounding would make c negative, n is rounded down.
+    tau_t - U_0 U_0^T tau_t. All are concatenated, made orthonormal by polar factors and given one singular value:
+    delta = scale * mean(s) * polar([U_0 U_1 .. U_T]) polar([V_0 V_1 .. V_T])^T, with min(m, k) = c + T n and s the
+    singular values of all. Where rounding would make c negative, n is rounded down.
 
     `scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum.
     """
@@ -79,13 +79,12 @@ class IsoCts:
         return ((polar(U, key=key) * (self.scale * s.mean())) @ polar(Vh, key=key)).float()
 
     def split(self, r: int, T: int) -> tuple[int, int]:
-        """How many of r directions come from the sum, and how many from each of T experts: c and n."""
+        """Return how many of r directions come from the sum (c), and from each of T experts (n)."""
         n = min(round((r - int(r * self.common)) / T), r // T)
         return r - T * n, n
 
 
 def _isotropic(X: torch.Tensor, *, scale: float, key: str) -> torch.Tensor:
-    """Iso-C of a sum, in float32."""
     W = polar(X, key=key)
     rank = W.square().sum()
     if not rank:

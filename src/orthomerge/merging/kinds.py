@@ -1,4 +1,4 @@
-"""Types of merging methods and of what they read.
+"""Interfaces of merging methods and of their inputs.
 
 A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams everything once
 (thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses whose fields are their
@@ -24,7 +24,7 @@ Scope = Literal["element", "matrix"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a block lies: tensor name, shape of the whole tensor, first element, and the experts in order."""
+    """Position of a block: tensor name, shape of the whole tensor, first element; and the experts in order."""
 
     key: str
     shape: tuple[int, ...]
@@ -49,35 +49,35 @@ class Vectors(Protocol):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every merged tensor, in streaming order."""
+        """Shape of every merged tensor by name, in streaming order."""
 
     def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
-        """Every block of every tensor (or of those named) in order."""
+        """Stream the blocks of all tensors, or of `keys`, in order."""
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
-        """Each expert's delta of one matrix as two thin factors [m, r] and [r, k]; None unless all are known."""
+        """Thin factors [m, r] and [r, k] of each expert's delta of one matrix; None unless every expert has them."""
 
 
 class TensorMethod(Protocol):
-    """Merges one block; must not change its inputs."""
+    """A method that merges each block by itself; it must not modify its inputs."""
 
     @property
     def scope(self) -> Scope: ...
 
     @property
     def merge(self) -> Callable[..., torch.Tensor]:
-        """`merge(base, deltas, *, site)`: the delta to add to `base`; same shape as `base`, float32."""
+        """Function `merge(base, deltas, *, site)`: the delta to add to `base`, of its shape, in float32."""
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A tensor method that knows the results of a survey."""
+    """The tensor method that a survey returns."""
 
     scope: Scope
     merge: Callable[..., torch.Tensor]
 
 
 class SurveyMethod(Protocol):
-    """Looks at all vectors once, then merges block by block."""
+    """A method that reads all vectors once before it merges block by block."""
 
     def survey(self, vectors: Vectors) -> TensorMethod: ...

@@ -1,20 +1,19 @@
-"""KnOTS: bring the experts' updates of a matrix into one basis, merge them there by any merger, and go back.
+"""KnOTS: transform the experts' updates of a matrix to a common basis, merge them there, and transform back.
 
 Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735. Per matrix the updates side by side
-are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T; the merger sees the *parts* S V_t^T = U^T M_t in the place
-of the updates, and delta = U merged. U is defined up to a rotation among equal singular values, so what is merged
-element by element there is not unique.
+are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T; a merger gets the *parts* S V_t^T = U^T M_t instead of
+the updates, and delta = U merged. U is defined up to a rotation among equal singular values, so that element-wise
+merges are not unique there.
 
 From factors M_t = B_t A_t it is B = [B_1 .. B_T] = Q R and A_t^T = Q_t L_t^T, and U = Q U' with U' of the small matrix
 [R_1 L_1 .. R_T L_T]: O(m (sum r)^2). From dense updates it costs a QR decomposition of [T k, m], O(T k m^2).
 
-Letters: T experts; M_t [m, k], m what goes out and k what comes in; r_t the rank of expert t; U [m, p], p the rank of
-all together.
+Letters: T experts; M_t [m, k] with m outputs and k inputs; r_t the rank of expert t; U [m, p], p the common rank.
 Differs from the paper: it writes that V_t is merged; its code, and this, merge S V_t^T. Directions are dropped whose
-singular value is rounding (2^-23 of the largest), not those of 1e-5 or less. It treats LoRA's matrices alone; here
-tensors that are no matrices go to the merger, and into its trim, as they are, and a table of tokens or positions is
-decomposed as its transpose. Its KnOTS-TIES is `ties` with density 0.2 and scale 0.6, its KnOTS-DARE-TIES
-`dare_ties@peft` with density 0.9 and weights 0.7.
+singular value is rounding (2^-23 of the largest), not those of 1e-5 or less. It merges only the matrices of LoRA; here
+other tensors are merged and trimmed as they are, and a table of tokens or positions is decomposed as its transpose. Its
+KnOTS-TIES is `ties` with density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` with density 0.9 and weights
+0.7.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ _KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; oth
 
 @dataclass(frozen=True)
 class Knots:
-    """`merger`: what merges the aligned parts; `scale`, `density`, `drop`, `weights`: its options.
+    """`merger`: the method that merges the parts; `scale`, `density`, `drop`, `weights`: its options.
 
-    An option that is None has the default of the merger.
+    An option that is None has the merger's default.
     """
 
     merger: Merger = "ties"
@@ -62,7 +61,7 @@ class Knots:
         self.inner()
 
     def inner(self) -> TensorMethod | SurveyMethod:
-        """The merger with its options; an option that it does not have is refused."""
+        """Build the merger with its options, and refuse options that it does not have."""
         maker = maker_of(METHODS[self.merger])
         fields = schema(maker)
         options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
@@ -92,7 +91,7 @@ class Knots:
 
 @dataclass(frozen=True)
 class Parts:
-    """Task vectors with every matrix in the basis that its updates have in common: the input of the merger."""
+    """Task vectors with every matrix in the common basis of its updates: the input of the merger."""
 
     vectors: Vectors
     _bases: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -103,7 +102,7 @@ class Parts:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix [m, k] becomes one of [p, k]; the decomposition determines p."""
+        """Shapes by name; that of a matrix [m, k] is [p, k], where p comes from its decomposition."""
         shapes = dict(self.vectors.shapes)
         for key, shape in self.vectors.shapes.items():
             if len(shape) == 2 and 0 not in shape:
@@ -126,7 +125,7 @@ class Parts:
         return None
 
     def part(self, block: Block) -> tuple[torch.Tensor, Block]:
-        """U of one matrix, and the parts in it."""
+        """Return U of one matrix, and the block of its parts."""
         key = block.site.key
         pairs = self._pairs(key)
         if pairs is not None:
@@ -137,7 +136,7 @@ class Parts:
         return U, self._block(key, parts(U, updates))
 
     def _pairs(self, key: str) -> tuple[Pair, ...] | None:
-        """Each expert's factors of a matrix, from what comes in to what goes out."""
+        """Return each expert's factors of a matrix, of a table those of its transpose; None if they are not known."""
         shape = self.vectors.shapes[key]
         pairs = self.vectors.factors(key) if len(shape) == 2 and 0 not in shape else None
         return tuple((A.T, B.T) for B, A in pairs) if pairs is not None and is_table(key) else pairs
@@ -150,7 +149,7 @@ class Parts:
             if isinstance(updates, torch.Tensor)
             else joint_basis_of_factors(updates, key=key)
         )
-        if sum(each.nbytes for each in list(self._bases.values())) + U.nbytes <= _KEPT:
+        if sum(stored.nbytes for stored in list(self._bases.values())) + U.nbytes <= _KEPT:
             self._bases[key] = U
         return U
 
@@ -175,12 +174,12 @@ def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
         L = torch.linalg.qr(A.double().T, mode="r").R.T
         blocks.append(R[:, start : start + B.shape[1]] @ L)
         start += B.shape[1]
-    # Products may cancel (a - a): what is left is then the rounding of float64, not a direction.
+    # If products cancel (a - a), the rest is rounding of float64, not a direction.
     return torch.matmul(Q, basis(torch.cat(blocks, 1), key=key, floor=ROUNDING**2 * size))
 
 
 def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Each update in the basis U: U^T M_t, [T, p, k] in float32, on the host even if U is on a device."""
+    """Parts U^T M_t of dense updates, [T, p, k] in float32 on the CPU."""
     result = torch.empty(len(updates), U.shape[1], updates.shape[2])
     for part, M in zip(result, updates, strict=True):
         part.copy_(U.T @ M.double())
@@ -188,5 +187,5 @@ def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of_factors(U: torch.Tensor, pairs: Sequence[Pair]) -> torch.Tensor:
-    """The same from factors: (U^T B_t) A_t."""
+    """Parts (U^T B_t) A_t from factors, as `parts` returns them."""
     return torch.stack([((U.T @ B.to(U)) @ A.to(U)).float() for B, A in pairs]).cpu()

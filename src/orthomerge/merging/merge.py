@@ -1,4 +1,4 @@
-"""Merge opened experts by a method without inputs: checks, and the merged encoder as lazy tensors."""
+"""Merge opened experts by a method that needs no inputs, as lazy tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-_LARGER = 32  # times the memory for blocks in progress on a device: whole matrices, several at once
-_SHARES = (1, 8)  # by how much blocks shrink when memory runs out
+_LARGER = 32  # factor of the memory for blocks on a device, which are whole matrices
+_SHARES = (1, 8)  # divisors of the block size: the second after memory ran out
 
 
 def merge_opened(
@@ -47,7 +47,7 @@ def merge_opened(
     device: str = "cpu",
     vector: str | None = None,
 ) -> Model:
-    """A merge without inputs, by a method's name and options or by an object that is a method."""
+    """Merge by a method that needs no inputs; `method`: its name, with `options`, or an object."""
     name, chosen, used = chosen_method(experts, method, options, seed=seed, vector=vector)
     check_merge(experts, name, device=device, vector=vector)
     if hasattr(chosen, "fit"):
@@ -59,7 +59,7 @@ def merge_opened(
 def chosen_method(
     experts: Experts, method: Any, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> tuple[str, Any, dict[str, Any]]:
-    """The name of a method, its object, and all its options."""
+    """Return the name of a method, its object, and all its options."""
     if isinstance(method, str):
         tasks = experts.tasks if vector is None else ("vector",)
         chosen = make_method(method, options, tasks=tasks, seed=seed)
@@ -72,7 +72,7 @@ def chosen_method(
 def origin_of(
     experts: Experts, name: str, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> Origin:
-    """What a model records of its merge."""
+    """Record method, options, seed, expression and notes of a merge."""
     method = {"name": name, "parameters": plain(options)}
     return Origin(
         {"method": method, "seed": seed, "vector": vector, "notes": list(experts.notes)},
@@ -81,18 +81,18 @@ def origin_of(
 
 
 def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: str | None = None) -> None:
-    """Refuse experts that cannot be merged by a method, and experts whose task vectors mean nothing."""
+    """Refuse experts that the method cannot merge, or that were not fine-tuned from the base."""
     problems = (*experts.problems, *merge_problems(experts, method, device=device))
     if problems:
         check_problems(problems)
     check_tied(experts)
     if vector is None:
-        with fixed_threads(1):  # small products: more threads only wait for each other
+        with fixed_threads(1):  # small products, for which more threads are slower
             check_origin(experts, task_vectors(experts))
 
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
-    """What keeps a method from merging experts that fit together."""
+    """Yield the problems of merging compatible experts by this method."""
     row = known_method(method)
     if row is None:  # an object of a class that is not in the table
         return
@@ -105,7 +105,7 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
     if device == "cpu" or row.fitted:
         return
     if not row.matrices:
-        names = ", ".join(name for name, each in methods().items() if each.matrices)
+        names = ", ".join(name for name, other in methods().items() if other.matrices)
         what = f"'device' is for methods that decompose matrices ({names}); {method} is as fast as the disk on a CPU"
         yield Problem("device", what, "leave it out", RecipeError)
         return
@@ -118,7 +118,7 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
 def task_vectors(
     experts: Experts, vector: str | None = None, *, order: Mapping[str, Spec] | None = None
 ) -> TaskVectors:
-    """The task vectors of experts, lazy, in writing order; with an expression, the one vector that it evaluates to."""
+    """Lazy task vectors of the experts, in writing order; with an expression, only the vector that it evaluates to."""
     parts = experts.parts
     merged = [key for key in order or experts.specs if key in parts.merged]
     base = FileTensors({key: (parts.base, parts.base_split.names[key]) for key in merged})
@@ -135,7 +135,7 @@ def _delta(source: Source, merged: list[str]) -> Difference | Adapter:
 
 
 def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
-    """A tensor of the base as it is; integer buffers must be the same in every expert that has them."""
+    """Read a tensor that is copied from the base; integer buffers must be equal in every expert that has them."""
     parts = experts.parts
     name = parts.base_split.names[key]
     tensor = parts.base.read(name, 0, spec.numel)
@@ -159,7 +159,7 @@ def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MergedTensors:
-    """The merged encoder, computed when it is streamed.
+    """Merged encoder, computed when it is streamed.
 
     `dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for methods
     that decompose matrices.
@@ -184,15 +184,15 @@ class MergedTensors:
 
     @cached_property
     def prepared(self) -> TensorMethod:
-        """The method after its survey of all vectors, if it has one."""
+        """Tensor method, after the survey of a survey method."""
         if self.vectors.device is not None:
             # torch loads its library of decompositions at the first call, which two threads must not make at once.
             torch.linalg.eigvalsh(torch.eye(2, device=self.vectors.device))
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles: the same bits."""
-        sent = 0  # elements that the caller has
+        """Stream the merged encoder. If memory runs out, go on in smaller tiles, which give the same bits."""
+        sent = 0  # elements that were yielded
         for share in _SHARES:
             position = 0
             try:
@@ -230,7 +230,7 @@ class MergedTensors:
                     yield name, weights
 
     def _cast(self, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
-        """To the dtype of the output, once; what does not fit is an error."""
+        """Cast to the dtype of the output, and refuse values that overflow."""
         key = block.site.key
         dtype = self.specs[key].dtype
         cast = weights.to(torch_dtype(dtype))

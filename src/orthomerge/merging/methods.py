@@ -1,4 +1,4 @@
-"""The tables of merging methods, written by hand; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
+"""Hand-written tables of merging methods; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
 
 Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
 `orthomerge.testing.check_method` checks it.
@@ -22,7 +22,7 @@ class Row(TableRow):
     """One method; its options are the fields of its class, or the parameters of a function that fixes some of them.
 
     `base`: whether a base must be given; `experts`: how many, at least and at most; `fitted`: whether it needs inputs;
-    `matrices`: whether it decomposes matrices, so that a GPU pays.
+    `matrices`: whether it decomposes matrices, so that a GPU is faster.
 
     For the contracts of `orthomerge.testing`. `faithful`: options under which a single expert comes back unchanged, or
     why there are none. `quick`: options that make the other contracts fast.
@@ -54,7 +54,7 @@ _ADA = "Yang et al. 2024, arXiv 2310.02575"
 _MOMA = "Kong et al. 2026, arXiv 2412.13526 v3"
 _CONCRETE = "Tang et al. 2023, arXiv 2312.06173"
 
-# Options under which a single expert comes back, or why it cannot.
+# Options under which a single expert comes back unchanged, or why there are none.
 _ONE: Options = {"scale": 1.0}
 _ALL: Options = {"density": 1.0}
 _BOTH: Options = {"density": 1.0, "scale": 1.0}
@@ -106,7 +106,7 @@ METHODS = _table(
     _matrix("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE),
     _matrix("iso_c", "iso:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL),
     _matrix("iso_cts", "iso:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL),
-    # Of the mergers within KnOTS, the contracts take one that surveys and draws.
+    # The contracts test KnOTS with a merger that is a survey method and random.
     _matrix("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, _BOTH, merger="dare_ties"),
     _matrix("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, {"rest": "mean"}, steps=5),
 )
@@ -145,27 +145,26 @@ _BUILT_IN = {**METHODS, **FITTED}
 
 @cache
 def methods() -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins."""
+    """Built-in rows, then those of installed plug-ins."""
     return with_plugins(_BUILT_IN, Row, group="orthomerge.methods")
 
 
 def find_method(name: str) -> Row:
-    """The row of a method; an unknown name offers the nearest."""
+    """Return the row of a method; the error for an unknown name suggests the nearest."""
     return known_method(name) or find_row(methods(), name, what="method")
 
 
 def known_method(name: str) -> Row | None:
-    """The row of a method, None where no table has it. Plug-ins, which take time to find, come last."""
+    """Return the row of a method, or None. Plug-ins, which take time to find, are searched last."""
     return _BUILT_IN.get(name) or methods().get(name)
 
 
 def make_method(name: str, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
-    """A tensor, survey or fitted method from its name and options, which may give numbers by task name."""
+    """Build a method from its name and options; numbers per expert may be a mapping by task."""
     return build_method(find_method(name), options, tasks=tasks, seed=seed)
 
 
 def build_method(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
-    """The same from its row."""
     fewest, most = row.experts
     if len(tasks) < fewest or (most is not None and len(tasks) > most):
         needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
@@ -174,7 +173,7 @@ def build_method(row: Row, options: Options, *, tasks: tuple[str, ...], seed: in
 
 
 def options_of(method: object, name: str, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """All options of a row's method as they were used, defaults included."""
+    """Return all options of a method as they were used, including defaults."""
     row = find_method(name)
     maker = maker_of(row)
     if maker is type(method):
@@ -185,7 +184,7 @@ def options_of(method: object, name: str, options: Options, *, tasks: tuple[str,
 
 
 def name_of(method: object) -> str:
-    """The name of the first row that makes such an object; the name of its class if there is none."""
+    """Name of the first row that makes such an object, or else of its class."""
     cls = type(method)
     for name, row in methods().items():
         maker = maker_of(row)
@@ -195,7 +194,7 @@ def name_of(method: object) -> str:
 
 
 def _resolved(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Options with numbers in the order of the tasks, and the seed if the method has one."""
+    """Options with numbers per expert in the order of `tasks`, and the seed if the method has one."""
     resolved, fields = dict(options), schema(maker_of(row))
     for key, value in options.items():
         kind = fields[key][0] if key in fields else None
@@ -204,7 +203,9 @@ def _resolved(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int) 
         if isinstance(value, Mapping):
             resolved[key] = _by_task(key, value, tasks)
         elif isinstance(value, list | tuple) and len(value) != len(tasks):
-            raise RecipeError(f"{row.name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
+            raise RecipeError(
+                f"{row.name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one per expert"
+            )
     if "seed" in fields:
         resolved.setdefault("seed", seed)
     return resolved

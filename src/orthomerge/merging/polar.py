@@ -10,7 +10,7 @@ unique.
 Letters: X [m, k]; U [m, p], s [p] falling, Vh = V^T [p, k]; R [k, k] the triangle of X = QR.
 Differs from the textbook: Q is never formed. s and V come from R; then U = X V / s, whose columns are orthonormal to
 2e-9 or better, because s never falls below 1e-7 of the largest. On a GPU, whose SVD is slow, s^2 and V are eigenvalues
-and eigenvectors of X^T X where all that is wanted is large enough for them.
+and eigenvectors of X^T X if all that are needed are large enough.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from orthomerge.core.errors import NumericalError
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 ROUNDING = 2.0**-23  # of float32: a singular value below this share of the largest is rounding
-_TALL = 1.5  # rows a column from which a QR decomposition pays
+_TALL = 1.5  # rows per column above which a QR decomposition first is faster
 _RESOLVED = 1e-6  # share of the largest singular value that eigenvalues of a Gram matrix still resolve
-_LARGE = 1e-4  # and from which they give eight digits of it and of its vector
+_LARGE = 1e-4  # share above which they give eight digits of it and of its vector
 _FAILED = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 _TABLES = ("embed", "shared.weight", "position", "relative_attention_bias", "wte.weight", "wpe.weight")
 
 
 def is_table(key: str) -> bool:
-    """Whether the name says that rows are looked up (tokens, positions), not multiplied by features."""
+    """Whether the tensor is an embedding table (tokens, positions) by its name."""
     return any(part in key.lower() for part in _TABLES)
 
 
 def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0) -> Factors:
-    """U, s, Vh of the numerical rank, at most `top` of them, in float64; `key` names X in errors.
+    """Truncate the SVD of X to its numerical rank, or to `top`: U, s, Vh in float64. `key` names X in errors.
 
     Singular values up to `floor` count as zero. The largest entry of each row of Vh (column of U, where X is wide) is
     positive.
@@ -50,7 +50,7 @@ def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0
 
 
 def polar(X: torch.Tensor, *, key: str) -> torch.Tensor:
-    """W, the matrix with orthonormal columns (rows, where X is wide) nearest to X, in float64."""
+    """Matrix W with orthonormal columns (rows, where X is wide) nearest to X, in float64."""
     if X.shape[0] < X.shape[1]:
         return polar(X.T, key=key).T
     X = X.double()
@@ -59,14 +59,14 @@ def polar(X: torch.Tensor, *, key: str) -> torch.Tensor:
 
 
 def basis(X: torch.Tensor, *, key: str, floor: float = 0.0) -> torch.Tensor:
-    """U alone, in float64, its strongest direction first; V of a wide X is never formed."""
+    """Left singular vectors U in float64, strongest first; V of a wide X is never formed."""
     if X.shape[0] >= X.shape[1]:
         return svd(X, key=key, floor=floor)[0]
     return _right(X.double().T, key=key, floor=floor)[1].T
 
 
 def joined(parts: Sequence[Factors]) -> Factors:
-    """The directions of several matrices side by side: [U_1 U_2 ..], [s_1 s_2 ..], [V_1 V_2 ..]^T."""
+    """Concatenate the directions of several matrices: [U_1 U_2 ..], [s_1 s_2 ..], [V_1 V_2 ..]^T."""
     U, s, Vh = zip(*parts, strict=True)
     return torch.cat(U, 1), torch.cat(s), torch.cat(Vh)
 
@@ -74,7 +74,7 @@ def joined(parts: Sequence[Factors]) -> Factors:
 def _right(
     X: torch.Tensor, *, key: str, floor: float = 0.0, top: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors s and Vh of a matrix that is at least as tall as wide, the first `top` of them."""
+    """Factors s and Vh of a matrix that is not wide, the first `top` of them."""
     m, k = X.shape
     if not torch.isfinite(X).all():
         raise NumericalError(
@@ -94,7 +94,7 @@ def _right(
 def from_gram(
     X: torch.Tensor, *, top: int | None = None, floor: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The first `top` factors s and Vh, or all above `floor`, by eigenvectors of X^T X; None if one is too small."""
+    """Factors s and Vh, the first `top` or all above `floor`, by eigenvectors of X^T X; None if one is too small."""
     try:
         s, Vh = _gram(X)
     except _FAILED:
@@ -105,7 +105,7 @@ def from_gram(
 
 
 def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors s and Vh, by an SVD or, where that does not converge, from the Gram matrix."""
+    """Factors s and Vh by an SVD or, if that does not converge, from the Gram matrix."""
     with suppress(_FAILED):
         _, s, Vh = torch.linalg.svd(R, full_matrices=False)
         return s, Vh
@@ -120,6 +120,6 @@ def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _gram(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """By eigenvalues of X^T X, which keep half of the digits."""
+    """Factors s and Vh from eigenvalues of X^T X, which keep half of the digits."""
     values, vectors = torch.linalg.eigh(X.T @ X)
     return values.flip(0).clamp_min(0).sqrt(), vectors.flip(1).T

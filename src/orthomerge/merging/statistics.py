@@ -1,7 +1,7 @@
 """Gram matrices and k-th largest magnitudes of task vectors, in streamed passes.
 
-The bits do not depend on the size of blocks: sums are taken in float64 over runs of one fixed length, and order
-statistics are exact. No tensor is held in memory.
+Results do not depend on the size of blocks: sums are taken in float64 over runs of one length, and order statistics
+are exact.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,15 +17,12 @@ Thresholds = tuple[float, ...]  # one per expert
 _Bits = np.ndarray[tuple[int], np.dtype[np.int32]]
 _Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_RUN = 1 << 15
+_RUN = 1 << 15  # elements
 _UPPER, _LOWER = 15, 16  # bits of a magnitude, whose sign bit is clear
 
 
 def runs(vectors: Vectors) -> Iterator[tuple[Site, torch.Tensor]]:
-    """Each run's site and its values [1 + T, n] in float64, the base and then the deltas.
-
-    The next run overwrites the tensor. Runs end with their tensor.
-    """
+    """Yield site and values [1 + T, n] of each run in float64, the base first; the next run overwrites them."""
     values = torch.empty((1 + len(vectors.tasks), _RUN), dtype=torch.float64)
     filled = 0
     for block in vectors.blocks():
@@ -45,7 +42,7 @@ def runs(vectors: Vectors) -> Iterator[tuple[Site, torch.Tensor]]:
 
 
 def grams(vectors: Vectors) -> dict[str, torch.Tensor]:
-    """The Gram matrix [1 + T, 1 + T] of each tensor that has elements, in float64: row 0 the base, row t delta t."""
+    """Gram matrix [1 + T, 1 + T] of each tensor that has elements, in float64: row 0 the base, row t delta t."""
     result: dict[str, torch.Tensor] = {}
     for site, values in runs(vectors):
         product = values @ values.T
@@ -56,7 +53,7 @@ def grams(vectors: Vectors) -> dict[str, torch.Tensor]:
 def thresholds(
     vectors: Vectors, ranks: Callable[[int], tuple[int, ...]], *, keys: tuple[str, ...] | None = None
 ) -> tuple[Thresholds, ...]:
-    """The ranks(count)-th largest magnitudes over the whole model, or over some tensors, of `count` elements."""
+    """Return the `ranks(count)`-th largest magnitudes among the `count` elements of all tensors, or of `keys`."""
     count = sum(prod(vectors.shapes[key]) for key in keys or vectors.shapes)
     return kth_largest(
         lambda: (block.deltas for block in vectors.blocks(keys=keys)),
@@ -69,11 +66,11 @@ def thresholds(
 def kth_largest(
     stream: Callable[[], Iterable[torch.Tensor]], ranks: Sequence[int], *, rows: int, count: int
 ) -> tuple[Thresholds, ...]:
-    """The k-th largest magnitude of each row, per rank k, over the blocks [rows, ...] of `stream()`: `count` columns.
+    """Return the k-th largest magnitude of each row, per rank k, in the blocks [rows, ...] of `stream()`.
 
-    Rank 0 gives infinity, a rank beyond `count` gives 0. Magnitudes of float32 numbers compare like their bits read as
-    integers: the first pass counts the upper bits, which leaves one interval per rank and row, the second the lower
-    bits of the magnitudes inside it.
+    Rank 0 gives infinity, a rank beyond `count`, the length of a row, gives 0. Magnitudes of float32 numbers compare
+    like their bits read as integers: the first pass counts the upper bits, which leaves one interval per rank and row,
+    the second the lower bits of the magnitudes inside it.
     """
     result = [[0.0 if rank > count else inf] * rows for rank in ranks]
     places = [(place, row) for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)]
@@ -99,7 +96,7 @@ def kth_largest(
 
 
 def _locate(counts: _Counts, rank: int) -> tuple[int, int]:
-    """The bin that holds the rank-th largest entry, and its rank within that bin."""
+    """Return the bin of the rank-th largest entry, and its rank within that bin."""
     from_top = np.cumsum(counts[::-1])
     place = int(np.searchsorted(from_top, rank))
     index = len(counts) - 1 - place
@@ -107,5 +104,5 @@ def _locate(counts: _Counts, rank: int) -> tuple[int, int]:
 
 
 def _bits(values: torch.Tensor) -> _Bits:
-    """|values| as integers that sort alike; int32 is wide enough, since the sign bit is clear."""
+    """Bits of |values| as int32, which sort like the values."""
     return values.detach().abs().reshape(-1).view(torch.int32).cpu().numpy()

@@ -1,7 +1,7 @@
-"""Read blocks, merge them in a few threads, and yield them in order and in bounded memory.
+"""Read blocks, merge them in a few threads, and yield them in order with bounded memory.
 
-The caller's thread reads, so that input files are hashed in order. Every block is computed by one thread with torch's
-own threading off, so the bytes do not depend on the number of threads.
+The caller's thread reads, so that input files are hashed in order. Each block is computed by one thread, so that
+results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def merge_blocks(
     workers: int | None = None,
     memory: int = MEMORY,
 ) -> Generator[Result, None, None]:
-    """Merge every block and yield `finish(block, merged weights)` in streaming order, the weights on the host.
+    """Merge every block and yield `finish(block, merged weights)` in streaming order, the weights on the CPU.
 
-    At most `memory` bytes of blocks are in progress at once; a single block that is larger is merged alone. Close the
-    generator if it is not exhausted: its threads would outlive it.
+    At most `memory` bytes of blocks are in progress at once; a single block that is larger is merged alone. Close a
+    generator that is not exhausted, to end its threads.
     """
 
     def merge(block: Block) -> Result:
@@ -75,7 +75,7 @@ def merge_blocks(
 
 
 def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
-    # A sum is finite only if all its terms are; only when it is not, look which.
+    # A sum is finite only if all its terms are.
     if torch.isfinite(block.deltas.sum()):
         return
     key = block.site.key
@@ -83,9 +83,9 @@ def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
     for (task, vector), delta in zip(vectors.vectors.items(), block.deltas, strict=True):
         suspects.append((f"expert {task!r}", ", ".join(source.origin(key) for _, source in vector.terms), delta))
     for who, origin, values in suspects:
-        bad = int((~torch.isfinite(values)).sum())
-        if bad:
+        count = int((~torch.isfinite(values)).sum())
+        if count:
             raise NumericalError(
-                f"{key!r} holds NaN or infinity in {who} ({origin}): {bad} of {values.numel()} elements from "
+                f"{key!r} holds NaN or infinity in {who} ({origin}): {count} of {values.numel()} elements from "
                 f"element {block.site.start} on; it cannot be merged: find a sound checkpoint, or leave it out"
             )

@@ -33,7 +33,7 @@ _Voters = Callable[[torch.Tensor, str], list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Ties:
-    """TIES with every choice in which implementations differ; the default is the paper's.
+    """TIES with an option for every point in which implementations differ; the defaults are the paper's.
 
     `merge`: what the entries that agree become (a mean divides by their weights); `trim`: whether `density` is a share
     of the whole model or of each tensor; `rounding`: of the number of entries kept, int(density * count); `weigh`:
@@ -81,7 +81,7 @@ class Ties:
         return Surveyed(self.scope, merge)
 
     def _limits(self, vectors: Vectors) -> Mapping[str, Thresholds]:
-        """The smallest magnitude of each tensor that survives, per expert."""
+        """Smallest magnitude of each tensor that survives the trim, per expert."""
         if self.density >= 1:
             return dict.fromkeys(vectors.shapes, (0.0,) * len(vectors.tasks))
         if self.trim == "tensor":
@@ -89,7 +89,6 @@ class Ties:
         return dict.fromkeys(vectors.shapes, thresholds(vectors, self._ranks)[0])
 
     def _ranks(self, count: int) -> tuple[int]:
-        """How many of `count` entries survive the trim."""
         kept = int(self.density * count)
         ranks = {"down": kept, "at least one": max(1, kept), "one more": kept + 1}
         return (ranks[self.rounding],)
@@ -97,14 +96,14 @@ class Ties:
     def _voters(
         self, deltas: torch.Tensor, key: str, *, weights: tuple[float, ...], limits: Mapping[str, Thresholds]
     ) -> list[torch.Tensor]:
-        """The rows that elect: trimmed, and weighted if weights come before the election."""
+        """Rows for the election: trimmed, and weighted if `weigh` is before."""
         rows = trim(deltas, limits[key])
         if self.weigh == "after":
             return rows
         return [row if weight == 1 else row * weight for row, weight in zip(rows, weights, strict=True)]
 
     def _majority(self, voters: _Voters, vectors: Vectors) -> float:
-        """The sign that more coordinates of the whole model elect; minus if as many elect either, 0 for a max."""
+        """Sign that most coordinates of the whole model elect; in a tie minus, or 0 for a max."""
         if len(vectors.tasks) == 1:  # nothing cancels
             return 1.0
         lead = 0
@@ -117,12 +116,12 @@ class Ties:
 
 
 def _elected(rows: list[torch.Tensor], zero: float | None) -> torch.Tensor:
-    """The elected signs; `zero`: the one where entries sum to zero, None for plus."""
+    """Elected signs; `zero`: the sign where entries sum to zero, None for plus."""
     if zero is None:
         return elect_sign(rows)
     sign = total(rows).sign_()
-    draws = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
-    return sign.add_(draws, alpha=zero)
+    zeros = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
+    return sign.add_(zeros, alpha=zero)
 
 
 def ties(density: float = 0.2, scale: float = 1.0) -> Ties:

@@ -1,4 +1,4 @@
-"""TSV-Merge: share a matrix's rank among the experts, and take interference out of their singular vectors.
+"""TSV-Merge: share a matrix's rank among the experts, and make their singular vectors orthogonal.
 
 Gargiulo et al., "Task Singular Vectors: Reducing Task Interference in Model Merging", 2025, arXiv 2412.00081.
 
@@ -7,7 +7,7 @@ are concatenated and replaced by the nearest orthonormal ones, so that no expert
 
     delta = scale * polar([U_1 .. U_T]) diag(s_1 .. s_T) polar([V_1 .. V_T])^T.
 
-Tensors that are no matrices get scale * mean of the task vectors.
+Other tensors get scale * mean of the task vectors.
 
 Letters: T experts; tau_t [m, k]; r = min(m, k); U_t [m, n], s_t [n], V_t [k, n].
 Differs from the paper: with more experts than r each keeps one direction, where the authors' code returns zero.

@@ -25,7 +25,7 @@ class Source(Protocol):
     """A term of a task vector: a fine-tuned model or an adapter."""
 
     def shape(self, key: str) -> tuple[int, ...] | None:
-        """Shape of the delta; None where the source does not touch that tensor."""
+        """Shape of the delta; None if the source does not change that tensor."""
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
         """Elements [start, stop) of the delta, float32; `base` holds the same elements of the base."""
@@ -34,12 +34,12 @@ class Source(Protocol):
         """Two thin matrices whose product is the delta, float32; None if they are not known."""
 
     def origin(self, key: str) -> str:
-        """Where a delta comes from, for messages."""
+        """File or other source of a delta, for messages."""
 
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A state dict read as `FileTensors` are; tensors that are not floating point are left out."""
+    """A state dict with the interface of `FileTensors`; tensors that are not floating point are left out."""
 
     tensors: Mapping[str, torch.Tensor]
 
@@ -103,10 +103,10 @@ class TaskVector:
 
     @classmethod
     def between(cls, base: Mapping[str, torch.Tensor], tuned: Mapping[str, torch.Tensor]) -> TaskVector:
-        """The task vector of two state dicts; both must hold the same tensors."""
+        """Task vector of two state dicts, which must hold the same tensors."""
         if set(base) != set(tuned):
-            odd = some(sorted(set(base) ^ set(tuned)))
-            raise IncompatibleError(f"only one of the two state dicts has {odd}; both must hold the same tensors")
+            names = some(sorted(set(base) ^ set(tuned)))
+            raise IncompatibleError(f"only one of the two state dicts has {names}; both must hold the same tensors")
         return cls(InMemory(base), ((1.0, Difference(InMemory(tuned))),))
 
     def read(self, key: str, start: int, stop: int, *, base: torch.Tensor | None = None) -> torch.Tensor:
@@ -167,7 +167,7 @@ class TaskVector:
 class TaskVectors:
     """Several task vectors over one base, streamed block by block in a fixed order.
 
-    `device`: of blocks and factors, for methods that decompose matrices. Results have the last digits of that device.
+    `device`: of blocks and factors, for methods that decompose matrices.
     """
 
     vectors: Mapping[str, TaskVector]
@@ -197,7 +197,7 @@ class TaskVectors:
             yield self.block(site, stop)
 
     def sites(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[tuple[Site, int]]:
-        """Where each block starts and ends, unread."""
+        """Yield the site and the end of each block, without reading it."""
         for key in self.shapes if keys is None else keys:
             shape = self.shapes[key]
             count = prod(shape)
@@ -218,7 +218,7 @@ class TaskVectors:
         return Block(site, base, deltas)
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
-        """The thin factors of each expert's delta of one matrix; None unless all are known."""
+        """Thin factors of each expert's delta of one matrix; None unless every expert has them."""
         pairs = [vector.factors(key) for vector in self.vectors.values()]
         thin = tuple((left.to(self.device), right.to(self.device)) for left, right in filter(None, pairs))
         return thin if len(thin) == len(pairs) else None

@@ -1,4 +1,4 @@
-"""WUDI-Merging: the task vector that differs from each expert's only where that expert's inputs hardly reach.
+"""WUDI-Merging: a task vector that differs from each expert's only in directions that its inputs hardly have.
 
 Cheng et al., "Whoever Started the Interference Should End It: Guiding Data-Free Model Merging via Task
 Vectors", 2025, arXiv 2503.08099.
@@ -10,12 +10,12 @@ Per linear weight, minimise over tau, with Adam from tau = sum_t tau_t,
 
 Stopping early is part of the method: no element moves much further than `steps` * `lr`.
 
-Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k].
-A linear weight is a two-dimensional tensor [out, in] whose name is not that of a table of tokens or positions
-(`polar.is_table`) nor of the bare [in, out] projections of open_clip (`visual.proj`, `text_projection`).
+Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k]. A linear weight is a two-dimensional tensor [out, in] whose
+name is not that of a table of tokens or positions (`polar.is_table`) nor of the bare [in, out] projections of open_clip
+(`visual.proj`, `text_projection`).
 Differs from the paper: the authors' code names the four linear weights of a CLIP block and leaves everything else at
-the base; here every linear weight is merged, and `rest` says what becomes of the others. The gradient is the closed
-form above. An expert that did not change the weight has no term in L. GPT-2 stores its weights as [in, out] under the
+the base; here every linear weight is merged, and `rest` is an option. The gradient is the closed form above. An
+expert that did not change the weight has no term in L. GPT-2 stores its weights as [in, out] under the
 names of linear weights; do not merge it with this method.
 """
 
@@ -37,7 +37,7 @@ _BARE = ("visual.proj", "text_projection")
 class Wudi:
     """`steps`, `lr`: iterations and step size of Adam. `scale`: for all tensors alike.
 
-    `rest`: tensors that are no linear weights stay at the base (authors' code) or get the mean (FusionBench).
+    `rest`: other tensors stay at the base (authors' code) or get the mean (FusionBench).
     """
 
     scale: float = 1.0

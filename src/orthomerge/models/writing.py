@@ -88,7 +88,7 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress.advance, stem=ENCODER)
+        written = write_shards(folder, specs, blocks, max_bytes=most, progress=progress.advance, stem=ENCODER)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
@@ -156,7 +156,7 @@ def _write_task(
             try:
                 (task_folder / name).symlink_to(Path("..") / name)
             except OSError:
-                _link_or_copy(folder / name, task_folder / name)
+                _link(folder / name, task_folder / name)
         total = sum(spec.nbytes for spec in model.weights.specs.values())
         total += sum(tensor.nbytes for tensor in tensors.values())
         write_index(task_folder / _INDEX, {**places, **dict.fromkeys(tensors, HEAD)}, total)
@@ -177,10 +177,10 @@ def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor])
     """Write tensors to one safetensors file."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
-    write_shards(folder, {key: specs[key] for key in tensors}, blocks, most=2**62, stem=Path(name).stem)
+    write_shards(folder, {key: specs[key] for key in tensors}, blocks, max_bytes=2**62, stem=Path(name).stem)
 
 
-def _link_or_copy(path: str | Path, target: str | Path) -> None:
+def _link(path: str | Path, target: str | Path) -> None:
     """Hard-link a file to another path, or copy it if that is impossible."""
     try:
         os.link(path, target)
@@ -231,10 +231,8 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     def rewritten(inside: str, names: Iterable[str]) -> set[str]:
         return {README, MANIFEST} if Path(inside) == folder else set()
 
-    with publish(folder, force=True, unlisted_but_ours=names_in(folder)) as partial:
-        shutil.copytree(
-            folder, partial, symlinks=True, ignore=rewritten, copy_function=_link_or_copy, dirs_exist_ok=True
-        )
+    with publish(folder, force=True, unlisted=names_in(folder)) as partial:
+        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_link, dirs_exist_ok=True)
         write_bytes(partial / README, model_card(manifest).encode())
         manifest["files"] = {**manifest["files"], README: _row(partial / README)}
         write_json(partial / MANIFEST, manifest)
@@ -254,7 +252,7 @@ def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, 
     blocks = chain(((family.prefix + key, block) for key, block in model.weights.blocks()), tensors.items())
     need = sum(spec.nbytes for spec in specs.values())
     with publish(out, force=force, need=need, inputs=inputs, marker=EXPORT) as folder:
-        write_shards(folder, specs, blocks, most=parse_size("5GB"))
+        write_shards(folder, specs, blocks, max_bytes=parse_size("5GB"))
         model.processor.write(folder)
         config = classifier_config(model.config, family, head.labels, DTYPES[dtype][1])
         write_json(folder / "config.json", config)

@@ -1,1 +1,1 @@
-"""Records and a diagnosis as one HTML page, figures and tables; sees no model."""
+"""Render records and a diagnosis as one HTML page, figures and tables; no model is needed."""

@@ -28,7 +28,7 @@ _Cells = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class RunContents:
-    """`merged`: tables of what was merged; `absent`: outputs that run.json names and that no longer exist."""
+    """Contents of a run folder. `merged`: tables of what was merged. `absent`: recorded outputs that do not exist."""
 
     name: str
     records: list[Record]
@@ -41,12 +41,12 @@ class RunContents:
 
     @property
     def suite(self) -> str:
-        """The suite that was evaluated; empty if there was none."""
+        """Suite that was evaluated; empty if there was none."""
         return next((record.suite for record in self.records if record.suite), "")
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the run, else of the records."""
+        """Versions of the run, or else of the records."""
         versions = dict(self.info.versions)
         return versions or {name: version for record in self.records for name, version in record.versions.items()}
 
@@ -55,12 +55,12 @@ def read_contents(run: Path) -> RunContents:
     """Read a run folder. Only records.jsonl is required; every file that exists must be valid."""
     path = run / "records.jsonl"
     if not path.is_file():
-        what = "has no records.jsonl" if run.is_dir() else "is not a folder"
-        raise CheckpointError(f"{run} {what}; give the run folder that `orthomerge evaluate` wrote")
+        problem = "has no records.jsonl" if run.is_dir() else "is not a folder"
+        raise CheckpointError(f"{run} {problem}; give the run folder that `orthomerge evaluate` wrote")
     records = read_records(path)
     if not any(record.headline for record in records):
-        content = "holds no accuracy" if records else "is empty"
-        raise CheckpointError(f"{path} {content}: there is nothing to report; evaluate again")
+        problem = "holds no accuracy" if records else "is empty"
+        raise CheckpointError(f"{path} {problem}: there is nothing to report; evaluate again")
     info = _read(run / INFO, read_info) or RunInfo()
     folders = [entry for entry in info.manifests if isinstance(entry, str)]
     absent = [folder for folder in folders if not (run / folder).is_dir()]
@@ -90,7 +90,7 @@ def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
 
 
 def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Make two tables per set of parts: the files that were merged, and the merges of them."""
+    """Make two tables per set of parts: the merged files, and their merges."""
     groups: dict[tuple[str, tuple[_Cells, ...]], dict[_Cells, None]] = {}
     for manifest in manifests:
         key = (manifest.get("family", ""), tuple(_parts(manifest)))
@@ -103,26 +103,26 @@ def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
-    """The base and each expert: name, labels, size and hash."""
+    """Yield name, labels, size and hash of the base and each expert."""
     inputs, heads = manifest["inputs"], manifest["heads"]
     parts = {"base": inputs["base"], **{f"expert {task}": expert for task, expert in inputs["experts"].items()}}
     labels = {f"expert {task}": head["labels"] for task, head in heads.items()}
     for role, entry in parts.items():
         names, files = labels.get(role, []), entry["files"]
-        more = f", … ({len(names)})" if len(names) > _LABELS else ""
+        ellipsis = f", … ({len(names)})" if len(names) > _LABELS else ""
         yield (
             Cell(role),
             Cell(entry["name"] + (f" @ {entry['revision']}" if entry.get("revision") else "")),
-            Cell(", ".join(names[:_LABELS]) + more),
+            Cell(", ".join(names[:_LABELS]) + ellipsis),
             Cell(size_of(sum(file["size"] for file in files)) if files else ""),
             Cell(f"{len(files)} files") if len(files) > 1 else _digest(files[0]["hash"] if files else ""),
         )
 
 
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
-    """Method, options, the inputs that were used, and the hash of the encoder."""
-    seen = [
-        _seen(verb, manifest[section])
+    """Return method, options, the inputs that were used, and the hash of the encoder."""
+    used = [
+        _inputs(verb, manifest[section])
         for section, verb in (("fit", "fitted"), ("alignment", "aligned"))
         if manifest.get(section)
     ]
@@ -131,12 +131,12 @@ def _merge(manifest: Mapping[str, Any]) -> _Cells:
     return (
         Cell(str(method["name"])),
         Cell(listed(method["parameters"]) or "–"),
-        Cell("; ".join(seen) or "no inputs"),
+        Cell("; ".join(used) or "no inputs"),
         digest,
     )
 
 
-def _seen(verb: str, facts: Mapping[str, Any]) -> str:
+def _inputs(verb: str, facts: Mapping[str, Any]) -> str:
     """Describe the inputs that a fit or an alignment has used."""
     counts = [task["inputs"] for task in facts["tasks"].values()]
     number = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
@@ -145,7 +145,7 @@ def _seen(verb: str, facts: Mapping[str, Any]) -> str:
 
 
 def _digest(digest: str) -> Cell:
-    """The beginning of a digest, without the name of the algorithm."""
+    """Make a cell with the first digits of a digest, without the name of the algorithm."""
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
@@ -162,9 +162,9 @@ def time_of(seconds: float) -> str:
     """Format seconds: `2 min 05 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {remainder:02d} s"
 
 
 def listed(values: object) -> str:
@@ -181,7 +181,7 @@ def _option(value: object) -> str:
 
 
 def numbers_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Format numbers by name; `x`, `x, low` and `x, high` become one: `1.5 (1.2 to 1.8)`."""
+    """Format numbers by name; `x`, `x, low` and `x, high` are joined to `1.5 (1.2 to 1.8)`."""
     rows = []
     for name, value in numbers.items():
         stem, _, end = name.rpartition(", ")

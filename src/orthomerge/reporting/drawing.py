@@ -1,8 +1,8 @@
-"""Figures drawn by matplotlib: SVG and PNG in the size of a paper, and an SVG that is part of a page.
+"""Draw figures with matplotlib: SVG and PNG in the size of a paper, and an SVG that is part of a page.
 
 No global setting of matplotlib is changed, and the same figure gives the same bytes. INK, SOFT, RULE and PAPER are
-roles: a dark page gives them other colours. The series' colours are Okabe and Ito's (2008), which people with any kind
-of colour vision can tell apart.
+roles, which have other colours on a dark page. The colours of series are Okabe and Ito's (2008), which can be told
+apart with any kind of colour vision.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from orthomerge.core.table import plain
 INK, SOFT, RULE, PAPER = "#1f2328", "#636b74", "#dfe2e6", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7f7f7f", "#9467bd", "#999933")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.4, 1.4)))
-UNKNOWN = "#8c959f"  # of points without a known class
+UNKNOWN = "#8c959f"  # colour of points without a known class
 _LONGEST = 28
 
 RC: Mapping[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so it is always available
     "font.size": 8.0,
     "axes.titlesize": 8.5,
     "axes.labelsize": 8.0,
@@ -37,7 +37,7 @@ RC: Mapping[str, Any] = {
     "axes.unicode_minus": True,
     "text.color": INK,
     "text.usetex": False,
-    "text.parse_math": False,  # a label with two dollars is no formula
+    "text.parse_math": False,  # a label with two dollar signs is no formula
     "xtick.color": SOFT,
     "ytick.color": SOFT,
     "xtick.labelcolor": INK,
@@ -59,18 +59,18 @@ RC: Mapping[str, Any] = {
 
 COLUMN, WIDE = 3.6, 7.2  # inches: one column, or the width of a page
 _DPI = 200
-_FEW = 12  # values on an axis that are few enough to mark and name each of them
-_FILLED = 0.8  # share of a group's width that bars fill
+_FEW = 12  # largest number of values on an axis that are all marked and named
+_FILLED = 0.8  # share of a group's width that its bars fill
 _CELL = 0.31  # inches per side
-_MOST_NUMBERS = 160  # cells that are large enough to hold their numbers
+_MOST_NUMBERS = 160  # largest number of cells with numbers in them
 _MOST_NAMES = 40  # along one side of a heat map
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure and its drawings. `svg`: letters as paths, the same everywhere; `text_svg`: letters as text, for a page.
+    """A figure and its drawings. `svg`: letters as paths, independent of fonts; `text_svg`: letters as text, for pages.
 
-    `wide`: it takes the width of a page, not of a column.
+    `wide`: whether it takes the width of a page, not of a column.
     """
 
     figure: Figure
@@ -81,7 +81,7 @@ class DrawnFigure:
 
 
 def draw(figure: Figure) -> DrawnFigure:
-    """Draw a figure in all forms."""
+    """Draw a figure in all formats."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -95,7 +95,7 @@ def draw(figure: Figure) -> DrawnFigure:
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
-    """Save a drawing without the date."""
+    """Save a drawing without metadata such as the date."""
     import matplotlib as mpl
 
     out = io.BytesIO()
@@ -106,7 +106,7 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 
 def _lines(figure: Lines) -> Any:
-    """Draw curves with their bands; if there are many, colour and stroke distinguish them."""
+    """Draw curves with their bands; many curves differ in colour and stroke."""
     drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
@@ -126,7 +126,7 @@ def _lines(figure: Lines) -> Any:
     places = sorted({x for curve in figure.curves for x in curve.x if np.isfinite(x)})
     if figure.log_x and all(x > 0 for x in places):
         axes.set_xscale("log")
-        if 1 < len(places) <= _FEW:  # as they are, not as powers of ten
+        if 1 < len(places) <= _FEW:  # not as powers of ten
             axes.set_xticks(places, [f"{place:g}" for place in places])
             axes.set_xticks([], minor=True)
     axes.set_xlabel(shown(figure.x, most=60))
@@ -218,7 +218,7 @@ def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
 def _points(figure: Points) -> Any:
     """Draw one panel per view, with full points for inputs that are classified correctly and hollow ones for others.
 
-    The panels share their axes: where a point moves to is part of what is shown.
+    The panels share their axes, so that movements of points can be compared.
     """
     from matplotlib.lines import Line2D
 
@@ -233,9 +233,13 @@ def _points(figure: Points) -> Any:
         wrong = (predicted >= 0) & (true >= 0) & (predicted != true)
         x, y = np.asarray(view.x), np.asarray(view.y)
         for number, colour in enumerate(colours):
-            own = place == number
-            axes.plot(x[own & ~wrong], y[own & ~wrong], "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.85)
-            axes.plot(x[own & wrong], y[own & wrong], "o", mfc="none", mec=colour, markersize=2.8, markeredgewidth=0.8)
+            chosen = place == number
+            axes.plot(
+                x[chosen & ~wrong], y[chosen & ~wrong], "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.85
+            )
+            axes.plot(
+                x[chosen & wrong], y[chosen & wrong], "o", mfc="none", mec=colour, markersize=2.8, markeredgewidth=0.8
+            )
         axes.set_title(shown(view.title or view.name, most=44))
         axes.set(xticks=[], yticks=[], box_aspect=1)
         axes.spines[:].set_color(RULE)
@@ -255,7 +259,7 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _framed(width: float, height: float) -> tuple[Any, Any]:
-    """Make a drawing and its axes, with two spines and horizontal rules behind what is drawn."""
+    """Make a drawing and its axes, with two spines and a horizontal grid in the background."""
     drawing = _canvas(width, height)
     axes = drawing.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -265,9 +269,9 @@ def _framed(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Add a legend above the drawing, in one line or several."""
+    """Add a legend above the drawing, in one or several lines."""
     labels = [shown(name) for name in names]
-    room = 16 * drawing.get_figwidth()  # letters, of which each key takes six
+    room = 16 * drawing.get_figwidth()  # letters; each key takes six
     drawing.legend(
         handles,
         labels,
@@ -280,13 +284,13 @@ def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def shown(label: str, *, most: int = _LONGEST) -> str:
-    """Shorten a label to one line, and keep matplotlib from hiding it."""
+    """Shorten a label to one line; matplotlib would hide it if it began with an underscore."""
     text = cut(plain(label), most)
     return f"\u200a{text}" if text.startswith("_") else text
 
 
 def cut(text: str, most: int) -> str:
-    """Cut a text after N letters."""
+    """Cut a text to at most N letters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 

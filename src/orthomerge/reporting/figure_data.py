@@ -1,8 +1,8 @@
-"""Figures as data: as CSV, nothing rounded; as points that the page's script draws; as an SVG inside the page.
+"""Convert figures to CSV (unrounded), to points that the page's script draws, and to an SVG inside the page.
 
-An SVG of matplotlib keeps the elements that draw and the attributes listed here, so a label can be nothing but text. It
-has no styles and no ids that clash; colours that are roles (ink, rules, paper) become classes, which the page's style
-sheet defines for light and dark.
+An SVG of matplotlib keeps only the elements and attributes listed here, so that labels cannot contain markup. It has no
+styles and no ids that clash; colours that are roles (ink, rules, paper) become classes, which the page's style sheet
+defines for light and dark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Points, Serie
 from orthomerge.core.table import Value, csv_text, plain
 from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
 
-_STEPS = 4000  # places along the longer side of a frame
+_STEPS = 4000  # integer coordinates along the longer side of a frame
 _LONGEST = 600  # letters of a text
 _IMAGES = 4_000_000  # letters of all thumbnails together
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
@@ -31,12 +31,12 @@ _LOOKS = frozenset(
      "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "font-weight", "fill-rule")
 )  # fmt: skip
 _ROLES: Mapping[str, str] = {INK: "ink", SOFT: "soft", RULE: "rule", PAPER: "paper"}
-_SCALE = 1.9  # pixels per point at most
+_SCALE = 1.9  # largest number of pixels per point
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def figure_csv(figure: Figure) -> str:
-    """Format the numbers of a figure, one per row; of points, one input per row."""
+    """Format a figure as CSV, one number per row; for points, one input per row."""
     rows: list[list[Value]] = []
     if isinstance(figure, Points):
         return _points_csv(figure)
@@ -57,13 +57,13 @@ def figure_csv(figure: Figure) -> str:
 
 
 def _with_band(places: Sequence[Value], values: Sequence[float], item: Series | Curve) -> Iterator[tuple[Value, ...]]:
-    """Join places, values and the ends of their intervals, if there are any."""
+    """Zip places, values and the ends of their intervals, or None."""
     none = [None] * len(values)
     return zip(places, values, item.low or none, item.high or none, strict=True)
 
 
 def _points_csv(figure: Points) -> str:
-    """Format points with classes by name, and inputs by number and, if they have one, text."""
+    """Format points as CSV, with names of classes, and numbers and texts of inputs."""
 
     def names(numbers: Sequence[int]) -> list[str]:
         return [figure.classes[number] if 0 <= number < len(figure.classes) else "" for number in numbers]
@@ -77,7 +77,7 @@ def _points_csv(figure: Points) -> str:
 
 
 def json_block(document: Any) -> str:
-    """Format JSON for a script element, whatever its texts contain."""
+    """Format JSON for a script element; letters that could end the element are escaped."""
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -85,7 +85,7 @@ def json_block(document: Any) -> str:
 
 
 def points_payload(figures: Sequence[Points]) -> list[dict[str, Any]]:
-    """Convert points for the page's script; coordinates are whole numbers in a frame that its views share."""
+    """Convert points for the page's script; coordinates are integers in a frame that all views share."""
     return [_payload(figure, _IMAGES // len(figures)) for figure in figures]
 
 
@@ -109,7 +109,7 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
 
 
 def _images(images: Sequence[str], room: int) -> list[str]:
-    """Keep thumbnails that are PNG while there is room; the others become empty."""
+    """Keep PNG thumbnails while there is room; others become empty."""
     kept = []
     for image in images:
         kept.append(image if len(image) <= room and _PNG.fullmatch(image) else "")

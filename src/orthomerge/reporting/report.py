@@ -1,11 +1,11 @@
-"""A run folder as a page, and beside it every figure and table as files of their own.
+"""Write a run folder as a page, with every figure and table as files beside it.
 
-OUT.html               the page; works alone
+OUT.html               the page; self-contained
 OUT_files/figures/     each figure as PNG, SVG and CSV
 OUT_files/tables/      each table as Markdown, CSV and LaTeX
 
-The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
-as safe was written by this package (styles, script, drawings made of known elements alone, escaped JSON).
+The page makes no requests, and its policy forbids them. Every text is escaped by the templates; what they mark as safe
+comes from this package (styles, scripts, drawings of allowed elements, escaped JSON).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of; `size`: bytes of the page."""
+    """Files, figures and tables of a report. `size`: bytes of the page."""
 
     page: Path
     files: Path
@@ -63,7 +63,7 @@ class Written:
 
 
 def report(run: Path, out: Path, *, title: str | None = None, progress: Progress = SILENT) -> Written:
-    """Write the page `out` and the folder of its files: whole, or as they were before."""
+    """Write the page `out` and the folder of its files; after an error both are as before."""
     folder = _checked(out)
     contents = read_contents(run)
     rows = boards(contents.records, contents.comparisons)
@@ -80,7 +80,7 @@ def report(run: Path, out: Path, *, title: str | None = None, progress: Progress
 
 
 def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
-    """Figures of the diagnosis, after the bars of the summary unless the diagnosis has accuracies by task."""
+    """Return figures of the diagnosis, after the bars of the summary unless the diagnosis has accuracies by task."""
     figures = list(contents.diagnosis.figures) if contents.diagnosis else []
     keys = [figure.key for figure in figures]
     for key in keys:
@@ -92,18 +92,18 @@ def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
 
 
 def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
-    """Each figure as SVG, PNG and CSV, by file name."""
+    """Return each figure as SVG, PNG and CSV, by file name."""
     files = {}
-    for each in drawn:
-        key = f"figures/{each.figure.key}"
-        files[f"{key}.svg"] = _encoded(each.svg)
-        files[f"{key}.png"] = each.png
-        files[f"{key}.csv"] = _encoded(figure_csv(each.figure))
+    for drawing in drawn:
+        key = f"figures/{drawing.figure.key}"
+        files[f"{key}.svg"] = _encoded(drawing.svg)
+        files[f"{key}.png"] = drawing.png
+        files[f"{key}.csv"] = _encoded(figure_csv(drawing.figure))
     return files
 
 
 def _table_files(rows: Sequence[Board], contents: RunContents) -> dict[str, bytes]:
-    """Each table as Markdown, CSV and LaTeX, by file name."""
+    """Return each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
         table = board_table(board)
@@ -118,7 +118,7 @@ def _table_files(rows: Sequence[Board], contents: RunContents) -> dict[str, byte
 
 
 def _checked(out: Path) -> Path:
-    """The folder of a report's files. Nothing but an earlier report, with no other file in its folder, is replaced."""
+    """Return the folder of a report's files; only an earlier report without other files may be replaced."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out must be the name of an .html file, got {str(out)!r}")
     if out.is_dir():
@@ -133,7 +133,7 @@ def _checked(out: Path) -> Path:
 
 
 def _write(out: Path, page: bytes, folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write page and folder in full before either is replaced; then replace the folder, and the page right after."""
+    """Write page and folder in full, then replace the folder, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as page_file:
@@ -159,10 +159,10 @@ def _page(
     drawn: Sequence[DrawnFigure],
     files: Mapping[str, bytes],
 ) -> str:
-    """The text of the page. `files`: figures and tables in their forms, by name, to be downloaded from it."""
+    """Render the page. `files`: figures and tables in all formats, by name, for downloads."""
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
-    points = [each.figure for each in drawn if isinstance(each.figure, Points)]
+    points = [drawing.figure for drawing in drawn if isinstance(drawing.figure, Points)]
     context = {
         **vars(contents),
         "suite": contents.suite,
@@ -187,20 +187,20 @@ def _page(
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8; half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    """Encode as UTF-8; half of a surrogate pair, which JSON can contain, becomes a question mark."""
     return text.encode("utf-8", errors="replace")
 
 
 def _plate(drawn: DrawnFigure, prefix: str) -> dict[str, Any]:
-    """A figure as the template shows it. `prefix`: put before every id."""
+    """Prepare a figure for the template. `prefix`: put before every id."""
     figure, points = drawn.figure, isinstance(drawn.figure, Points)
     svg = inline_svg(drawn.text_svg, prefix=prefix, label=f"{figure.title}. {figure.caption}")
-    forms = ["csv"] if points else ["csv", "svg"]  # an SVG of thousands of marks is beside the page only
+    forms = ["csv"] if points else ["csv", "svg"]  # an SVG of thousands of marks is too large for the page
     return {"figure": figure, "points": points, "wide": drawn.wide, "svg": svg, "forms": forms}
 
 
 def _floor(boards: Sequence[Board]) -> float:
-    """The beginning of the scale of intervals: below all rows but those of a joint label space."""
+    """Return the start of the axis of intervals: below all rows but those of a joint label space."""
     lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
 
@@ -226,7 +226,7 @@ def templates() -> Any:
 
 
 def _prose(text: str) -> Any:
-    """Escape a text; what stands between backticks is code."""
+    """Escape a text; parts between backticks become code."""
     from markupsafe import Markup, escape
 
     parts = text.replace(" %", "\u00a0%").split("`")
@@ -238,7 +238,7 @@ def _prose(text: str) -> Any:
 
 
 def _day(text: str) -> str:
-    """An ISO time as a person writes it; any other text stays as it is."""
+    """Format an ISO time for people; other texts are unchanged."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -251,7 +251,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, *scripts: str) -> str:
-    """Allow these styles and scripts, by their hashes, and pictures that are in the page; nothing else."""
+    """Return the page's security policy, which allows only these styles and scripts and embedded images."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
     first, *others = (f"'sha256-{digest}'" for digest in hashes)
     sources = f"img-src data:; style-src {first}; script-src {' '.join(others)}"

@@ -1,7 +1,7 @@
-"""The accuracy tables of a report, and the run in one sentence.
+"""Accuracy tables of a report, and a summary of the run in one sentence.
 
-A table has one row per method and protocol, and there is one table per access class. A row is a line of
-`evaluation.tables` with the outcome of the run's comparisons.
+There is one table per access class, with one row per method and protocol. A row is a line of `evaluation.tables` with
+the outcome of the run's comparisons.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 _NAN = float("nan")
-_EXACT = 0.05  # points below what is printed
+_EXACT = 0.05  # points: smaller differences are not printed
 
 
 @dataclass(frozen=True)
 class Row:
-    """`verdict` of the comparison with `against`; both empty without one. `reference`: others are compared with it.
+    """`verdict`: of the comparison with `against`, both empty without one; `reference` for that one.
 
-    `apart`: tasks on which it is `better` or `worse` than the reference by McNemar. `best`: the best mean of a merge
-    that needs nothing beyond encoder and heads, on all tasks of the board.
+    `apart`: tasks on which it is `better` or `worse` than the reference (McNemar). `best`: whether its mean is the best
+    of merges that need nothing beyond encoder and heads, on all tasks of the board.
     """
 
     line: Line
@@ -39,13 +39,13 @@ class Row:
 
     @property
     def mark(self) -> str:
-        """The verdict as one or two signs: `worse, but comparable` is `↓≈`."""
+        """Verdict as one or two signs: `worse, but comparable` is `↓≈`."""
         return "".join(sign for word, sign in MARKS.items() if word in self.verdict)
 
 
 @dataclass(frozen=True)
 class Board:
-    """The rows of one table. `key`: an access class."""
+    """Rows of one table. `key`: the access class."""
 
     key: str
     title: str
@@ -59,17 +59,17 @@ class Board:
 
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
-    """One table per access class that occurs, inductive first."""
+    """Return one table per access class that occurs, inductive first."""
     tasks = tuple(dict.fromkeys(record.task for record in records if record.headline))
     rows = _rows(lines(records), comparisons)
     tables = []
     for access in _ORDER:
-        # A joint label space is another question: its rows stand together, after the others.
-        own = sorted((row for row in rows if row.line.access == access), key=lambda row: row.line.protocol == "joint")
-        if own:
+        # Accuracies in a joint label space cannot be compared with others, so these rows are last.
+        group = sorted((row for row in rows if row.line.access == access), key=lambda row: row.line.protocol == "joint")
+        if group:
             margins = {item.equivalence.margin for item in comparisons if item.way.access == access}
             margin = margins.pop() if len(margins) == 1 else None
-            tables.append(Board(access, TITLES[access], tasks, _with_best(own), margin))
+            tables.append(Board(access, TITLES[access], tasks, _with_best(group), margin))
     return tables
 
 
@@ -87,7 +87,7 @@ def legend(board: Board) -> str:
 
 
 def board_table(board: Board) -> Table:
-    """Make the table for readers, with the rows of references."""
+    """Make the table for readers."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
     return accuracy_table(
         board.title,
@@ -101,7 +101,7 @@ def board_table(board: Board) -> Table:
 
 
 def board_csv(board: Board) -> str:
-    """Format a table for programs, nothing rounded; intervals have columns of their own, those of tasks at the end."""
+    """Format a table as unrounded CSV; intervals have columns of their own, those of tasks at the end."""
     head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
     head += [column.key for column in COLUMNS]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
@@ -119,7 +119,7 @@ def board_csv(board: Board) -> str:
 
 
 def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format every comparison as CSV, in points."""
+    """Format comparisons as CSV, in points."""
     head = ["access", "protocol", "method", "against", "verdict", "difference", "low", "high", "p", "p_adjusted"]
     head += ["seeds", "margin", "better_on", "worse_on"]
     rows: list[list[Value]] = [
@@ -149,7 +149,7 @@ def _rows(results: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Ro
 
 
 def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Mark the best row; references, the probe and methods scored on fewer tasks than others cannot be it."""
+    """Mark the best row; references, the probe and methods with fewer tasks than others are excluded."""
     merges = [row for row in rows if not row.line.extra and row.line.method not in REFERENCES]
     merges = [row for row in merges if row.line.protocol != "probe"]
     best = max(merges, key=lambda row: (len(row.line.scores), row.line.mean), default=None)
@@ -158,7 +158,7 @@ def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The sentence, and the lines of what was measured of `Experts`, `Merged` and `Aligned`, in this order."""
+    """A sentence, and the lines of `Experts`, `Merged` and `Aligned`, in this order, if they were measured."""
 
     sentence: str
     steps: dict[str, Line]
@@ -166,7 +166,7 @@ class Summary:
 
 
 def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
-    """Describe a run in one sentence. `method`: the merge to describe, else the best that was aligned."""
+    """Describe a run in one sentence. `method`: the merge to describe, by default the best aligned one."""
     lines, tasks = [row.line for board in boards for row in board.rows], boards[0].tasks
     current = {line.method: line for line in reversed(lines) if line.protocol == "current" and not line.way.aligner}
     merges = {name: line for name, line in current.items() if name not in REFERENCES}
@@ -178,7 +178,7 @@ def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
 
 
 def summary_bars(summary: Summary) -> Bars | None:
-    """Bars of the steps by task; None if there are fewer than two."""
+    """Make bars of the steps by task; None if there are fewer than two steps."""
     if len(summary.steps) < 2:
         return None
     series = []
@@ -196,7 +196,7 @@ def _best(lines: Sequence[Line]) -> Line | None:
 
 
 def _best_aligned(lines: Sequence[Line], method: str | None) -> Line | None:
-    """The best merge aligned without labels; one that has seen the test inputs only if there is no other."""
+    """Return the best merge aligned without labels; transductive ones only if there are no others."""
     aligned = [
         line for line in lines if line.protocol == "aligned-c" or (line.way.aligner and line.protocol != "joint")
     ]

@@ -1,8 +1,8 @@
-"""The cells of a sweep as rows, and the best of them per budget of inputs.
+"""Rows of a sweep, one per merge and protocol, and the best row for each budget of inputs.
 
-The best is chosen on validation inputs and shown with its accuracy on test. Beside it is the best in hindsight, chosen
-by the accuracy on test that is shown, which is biased upwards. Rows with different budgets (how many inputs a merge and
-its scoring saw, and which) do not compete.
+The best row is chosen on validation inputs and shown with its accuracy on test. Beside it is the best in hindsight,
+chosen by the test accuracy that is shown, which is biased upwards. Rows with different budgets (the inputs that a merge
+and its scoring used) are not compared.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from orthomerge.evaluation.tables import Line, lines
 from orthomerge.runs.variants import Cell, Variant
 
 _CHOSEN = (
-    "Chosen by the mean accuracy on labelled validation inputs; test had no part in it. The best in hindsight is "
-    "chosen by the test accuracy that is shown, which flatters it."
+    "Chosen by the mean accuracy on labelled validation inputs, without the test inputs. The best in hindsight is "
+    "chosen by the test accuracy that is shown, which is therefore biased upwards."
 )
 _HINDSIGHT = (
-    "Chosen by the very test accuracy that is shown, which flatters it: a model chosen so will do worse on other "
-    "inputs. With `choose: val` the choice is made elsewhere."
+    "Chosen by the test accuracy that is shown, which is therefore biased upwards: expect less on other inputs. With "
+    "`choose: val` the best is chosen on validation inputs."
 )
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that could not be scored. `place`: task and split, empty if the merge itself failed."""
+    """A cell that could not be scored. `place`: task and split; empty if the merge itself failed."""
 
     name: str
     way: Way
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """A merge scored in one way, over all seeds. `test` and `val`: None if it failed or was not scored."""
+    """Scores of one merge by one protocol over all seeds. `test` and `val`: None if it failed or was not scored."""
 
     variant: Variant
     way: Way
@@ -60,14 +60,14 @@ class Row:
         return f"{self.variant.name}, {self.way.title}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The merge, how it was scored, and its mean accuracies."""
+        """Return the merge, the protocol and the mean accuracies as plain data."""
         val, test = (None if line is None else round(line.mean, 3) for line in (self.val, self.test))
         name, way = self.variant.name, self.way
         return {"merge": name, "read": way.title, "access": way.access, "val": val, "test": test}
 
     @property
     def budget(self) -> str:
-        """The inputs that merge and scoring used, in words."""
+        """Inputs that the merge and its scoring used, in words."""
         fit = "the fit's" if self.variant.fitted else ""
         if self.way.support is None:
             return f"{fit} inputs" if fit else "no inputs"
@@ -79,14 +79,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """The best row of one budget. `chosen`: on validation, None if nothing was scored there. `hindsight`: on test."""
+    """Best row of one budget, `chosen` on validation (None if nothing was scored there) and in `hindsight` on test."""
 
     budget: str
     chosen: Row | None
     hindsight: Row
 
     def as_dict(self) -> dict[str, Any]:
-        """Both rows as plain data."""
+        """Return both rows as plain data."""
         chosen = None if self.chosen is None else self.chosen.as_dict()
         return {"budget": self.budget, "chosen": chosen, "hindsight": self.hindsight.as_dict()}
 
@@ -94,7 +94,7 @@ class Best:
 def rows_of(
     cells: Iterable[Cell], records: Sequence[Record], validation: Sequence[Record], failures: Sequence[Failure]
 ) -> list[Row]:
-    """One row per merge and way, in the order of the cells."""
+    """Return one row per merge and protocol, in the order of the cells."""
     test, val = ({(line.method, line.way): line for line in lines(part)} for part in (records, validation))
     failed = {(failure.name, failure.way): failure.message for failure in reversed(failures)}
     rows: dict[tuple[str, Way], Row] = {}
@@ -105,7 +105,7 @@ def rows_of(
 
 
 def best_of(rows: Iterable[Row]) -> list[Best]:
-    """The best row per budget, the first of equals; rows that failed anywhere are left out."""
+    """Return the best row per budget, the first of equals, without rows that failed on any task."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.test is not None and not row.failed:
@@ -121,7 +121,7 @@ def best_of(rows: Iterable[Row]) -> list[Best]:
 
 
 def failure_lines(failures: Iterable[Failure]) -> list[str]:
-    """One line per reason, with the cells that failed for it."""
+    """Format one line per reason, with the cells that failed for it."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(" ".join(failure.message.split()), []).append(failure)
@@ -134,21 +134,19 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
 
 
 def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -> str:
-    """Format every row with its numbers as CSV; the column `best` says on which split a row was chosen."""
-    chosen: dict[str, list[Row | None]] = {"val": [each.chosen for each in best]}
-    chosen["hindsight"] = [each.hindsight for each in best]
-    about = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds")
+    """Format every row as CSV; the column `best` names the split on which a row is the best."""
+    chosen, hindsight = [item.chosen for item in best], [item.hindsight for item in best]
+    columns = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds")
     cells = list[tuple[Value, ...]]()
     for row in rows:
         line, way = row.test, row.way
-        numbers: list[float | None] = [None if row.val is None else row.val.mean]
-        if line is None:
-            numbers += [None] * (4 + len(tasks))
-        else:
-            numbers += [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
+        val = None if row.val is None else row.val.mean
+        test: list[float | None] = [None] * (4 + len(tasks))
+        if line is not None:
+            test = [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
         cells.append(
             (
-                " and ".join(name for name, choices in chosen.items() if row in choices),
+                " and ".join(name for name, picks in (("val", chosen), ("hindsight", hindsight)) if row in picks),
                 row.budget,
                 row.variant.method,
                 row.variant.parameters.get("scale", ""),
@@ -157,41 +155,43 @@ def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -
                 way.access,
                 "" if way.support is None else "all" if way.shots is None else way.shots,
                 "" if line is None else line.seeds,
-                *("" if value is None else f"{value:.3f}" for value in numbers),
+                *("" if value is None else f"{value:.3f}" for value in (val, *test)),
                 row.failed,
             )
         )
-    return csv_text((*about, "val", "test", "low", "high", "sd", *tasks, "failed"), cells)
+    return csv_text((*columns, "val", "test", "low", "high", "sd", *tasks, "failed"), cells)
 
 
 def sweep_markdown(
     rows: Sequence[Row], best: Sequence[Best], failures: Sequence[Failure], references: Mapping[str, float]
 ) -> str:
     """Format the best per budget, all rows and the failures as Markdown."""
-    parts = [_best_table(best).markdown() if best else "No cell was scored."]
-    if references:
-        scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
-        parts.append(f"For comparison, heads as they are, mean over tasks on test: {scores}.")
     columns = ("budget", "merge", "protocol", "", "val", "test", "sd", "seeds")
-    parts.append(Table.of("All cells", columns, map(_cells, rows), left=4).markdown())
+    tables = (best_table(best, references), Table.of("All cells", columns, map(_cells, rows), left=4))
+    parts = [table.markdown() for table in tables]
     if failures:
         parts.append("\n".join(("### Failed", "", *(f"- {markdown_escape(line)}" for line in failure_lines(failures)))))
     return "\n\n".join(parts) + "\n"
 
 
-def _best_table(best: Sequence[Best]) -> Table:
+def best_table(best: Sequence[Best], references: Mapping[str, float]) -> Table:
+    """Make the table of the best row per budget. `references`: mean accuracies of base and experts, for the note."""
+    scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
+    comparison = f" For comparison, mean test accuracy with the original heads: {scores}." if scores else ""
     if not any(item.chosen for item in best):
         rows = [(item.budget, *_names(item.hindsight), *_test(item.hindsight)) for item in best]
         names = ("budget", "merge", "protocol", "test", "95 %")
-        return Table.of("Best in hindsight for each budget of inputs", names, rows, left=3, note=_HINDSIGHT)
+        title, note = "Best in hindsight for each budget of inputs", _HINDSIGHT if best else "No cell was scored."
+        return Table.of(title, names, rows, left=3, wrap=names[:3], note=note + comparison)
     cells = list[tuple[str, ...]]()
     for item in best:
-        title = "the same" if item.chosen is item.hindsight else item.hindsight.title
+        hindsight = "the same" if item.chosen is item.hindsight else item.hindsight.title
         chosen = ("none was scored on val", "") if item.chosen is None else _names(item.chosen)
         numbers = ("", "", "") if item.chosen is None else (_mean(item.chosen.val), *_test(item.chosen))
-        cells.append((item.budget, *chosen, title, *numbers, _mean(item.hindsight.test)))
+        cells.append((item.budget, *chosen, hindsight, *numbers, _mean(item.hindsight.test)))
     columns = ("budget", "merge", "protocol", "best in hindsight", "val", "test", "95 %", "hindsight")
-    return Table.of("Best for each budget of inputs, chosen on validation", columns, cells, left=4, note=_CHOSEN)
+    title = "Best for each budget of inputs, chosen on validation"
+    return Table.of(title, columns, cells, left=4, wrap=columns[:4], note=_CHOSEN + comparison)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Artifacts of a run, each made when all that it needs is there, on any `concurrent.futures.Executor`.
+"""Make the artifacts of a run on any `concurrent.futures.Executor`, each when its inputs are in the store.
 
 Workers import nothing from the working directory: child processes start with PYTHONSAFEPATH, and Ray starts in an empty
 folder, because it adds the folder where it starts to the path of its workers.
@@ -49,7 +49,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Done:
-    """An artifact in the store. `found`: it was there before."""
+    """An artifact in the store. `found`: whether it was there before the run."""
 
     artifact: Artifact
     entry: Entry
@@ -57,7 +57,7 @@ class Done:
 
 
 class ArtifactError(Exception):
-    """The error of an artifact, raised after all running ones have ended."""
+    """Error of one artifact, raised after all running ones have ended."""
 
     def __init__(self, artifact: Artifact, error: Exception) -> None:
         super().__init__(str(error))
@@ -65,9 +65,9 @@ class ArtifactError(Exception):
 
 
 def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator[Done]:
-    """Yield the artifacts in the store, then make the others and yield each when it is there.
+    """Yield the artifacts that are in the store, then make the others and yield each when it is stored.
 
-    After an error no further artifact is started. An executor whose workers died is started again a few times.
+    After an error no further artifact is started. An executor whose workers died is restarted a few times.
     """
     missing = {artifact.key: artifact for artifact in artifacts}
     places = {key: place for place, key in enumerate(missing, 1)}
@@ -134,7 +134,7 @@ def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
     """Make one artifact in a worker; our own errors are returned, because executors wrap what is raised."""
     fill = partial(artifact.make, work=work, **artifact.arguments)
     try:
-        with fixed_threads(work.thread_count):  # sums depend on their number
+        with fixed_threads(work.thread_count):  # the last digits of sums depend on it
             work.store.make(artifact.key, artifact.name, fill, progress=work.progress)
     except (OrthomergeError, OSError) as error:
         return error
@@ -151,25 +151,25 @@ class Serial(Executor):
 
 
 def engine_of(on: On) -> Engine:
-    """What starts the executor that `on` names, or is, or returns."""
+    """Return a context manager of the executor that `on` names, is or returns."""
     if on is None or on == "serial":
         return Serial
     if isinstance(on, Executor):
         return lambda: nullcontext(on)
     if not isinstance(on, str):
         return partial(_started, on)
-    name, colon, rest = on.partition(":")
+    name, colon, detail = on.partition(":")
     start = {"process": _processes, "ray": _ray}.get(name)
-    if start is not None and (not colon or (rest.isdecimal() and int(rest) > 0)):
-        return partial(start, int(rest) if rest else None)
-    if start is not None or not name or not rest:
+    if start is not None and (not colon or (detail.isdecimal() and int(detail) > 0)):
+        return partial(start, int(detail) if detail else None)
+    if start is not None or not name or not detail:
         raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
-    return partial(_started, _imported(name, rest))
+    return partial(_started, _imported(name, detail))
 
 
 @contextmanager
 def _processes(count: int | None) -> Iterator[Executor]:
-    """Processes of this machine, which end with the run."""
+    """Start processes on this machine, which end with the run."""
     before = set(active_children())
     with _safe_path(), ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         try:
@@ -190,7 +190,7 @@ class _Ray(Executor):
 
 @contextmanager
 def _ray(count: int | None) -> Iterator[Executor]:
-    """Ray on this machine with `count` workers, or the cluster that $RAY_ADDRESS names."""
+    """Start Ray on this machine with `count` workers, or connect to the cluster at $RAY_ADDRESS."""
     try:
         import ray
     except ImportError as error:
@@ -205,11 +205,11 @@ def _ray(count: int | None) -> Iterator[Executor]:
 
 
 def _imported(module: str, name: str) -> Callable[[], Executor]:
-    """A function of a module that is installed or on PYTHONPATH; the working directory is not searched."""
+    """Import a function of a module that is installed or on PYTHONPATH; the working directory is not searched."""
     before = list(sys.path)
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     here = os.path.realpath(".")
-    sys.path[:] = [place for place in before if place and (place in named or os.path.realpath(place) != here)]
+    sys.path[:] = [path for path in before if path and (path in python_path or os.path.realpath(path) != here)]
     try:
         function: Callable[[], Executor] = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -232,7 +232,7 @@ def _started(function: Callable[[], Executor]) -> Iterator[Executor]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep the working directory off the path of child processes."""
+    """Keep child processes from importing modules of the working directory."""
     before = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

@@ -1,8 +1,8 @@
-"""mergekit's YAML configs (0.1.5) as recipes of ours, for the methods that both have; all other keys are refused.
+"""Translate YAML configs of mergekit 0.1.5 into recipes, for the methods that both have; other keys are refused.
 
 *Differs from mergekit:* each task keeps its own head; mergekit merges heads too. A parameter that the method does not
-have is refused; mergekit ignores it. `dtype` is that of the output, by default the base's, and the arithmetic is in
-float32; mergekit computes in `dtype`, by default the widest among the models. DARE draws another sample.
+have is refused; mergekit ignores it. `dtype` is the type of the output, by default the base's, and arithmetic is in
+float32; mergekit computes in `dtype`, by default the widest among the models. DARE draws another random sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orthomerge.core.schema import build
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _ALL = ("weight", "density", "lambda", "normalize")
-# mergekit's name of a method, ours, and the parameters that it has there.
+# Methods by their name in mergekit: our name, and mergekit's parameters.
 _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "linear": ("average", ("weight", "normalize")),
     "task_arithmetic": ("task_arithmetic", _ALL),
@@ -34,15 +34,15 @@ _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _REFUSED = {
     "slices": "only whole models can be merged here: list them under 'models'",
     "modules": "only whole models can be merged here: list them under 'models'",
-    "out_dtype": "give what is to be written as 'dtype'",
+    "out_dtype": "give the type of the output as 'dtype'",
     "tokenizer": "embeddings are never rearranged: merge models with one vocabulary, and leave it out",
-    "chat_template": "it means nothing to a classifier: leave it out",
+    "chat_template": "a classifier has no use for it: leave it out",
     "random_seed": "leave it out, or write a recipe of ours, which has 'seed'",
     "gamma": "leave it out for mergekit's 0.01, or write a recipe of ours with 'breadcrumbs'",
     "rescale": "leave it out for mergekit's default, or write a recipe of ours",
     "filter_wise": "here each tensor has one angle: leave it out",
 }
-_NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
+_SMALLEST_SUM = 1e-8  # of weights that are divided by their sum, as in mergekit
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ class _Config:
     tokenizer_source: str | None = None
 
     def number(self, name: str, default: float | None = None, *, model: str | None = None) -> float:
-        """A parameter of a model, its own or that for all, or of the merge."""
-        own = next((each.parameters for each in self.models if each.model == model), {})
-        value = {**self.parameters, **own}.get(name, default)
+        """Return a parameter of a model, or of the merge; a model's own value overrides that for all."""
+        parameters = next((entry.parameters for entry in self.models if entry.model == model), {})
+        value = {**self.parameters, **parameters}.get(name, default)
         title = f"parameter {name!r}" + (f" of model {model!r}" if model is not None else "")
         if value is None:
             raise RecipeError(f"{title} is missing; {self.merge_method} has no default for it")
-        try:  # text too: YAML 1.1 reads 1e-3 as text, and mergekit takes it for the number
+        try:  # also text: YAML 1.1 parses 1e-3 as text, which mergekit accepts as a number
             return float("true" if isinstance(value, bool) else value)
         except (TypeError, ValueError, OverflowError):
             raise RecipeError(f"{title} must be one number, for all layers and tensors, got {value!r}") from None
 
 
 def translate(document: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Translate a mergekit config into the mapping of a recipe; `where`: the path of its file, for messages."""
+    """Translate a config of mergekit into the mapping of a recipe. `where`: the path of its file, for messages."""
     _refuse(document, where)
     config = build(_Config, {name: value for name, value in document.items() if value is not None}, where=where)
     try:
@@ -102,7 +102,7 @@ def _translated(config: _Config) -> dict[str, Any]:
 
 def _check(config: _Config) -> None:
     """Refuse methods that only mergekit has, adapters, repeated models, and parameters that the method ignores."""
-    method, references = config.merge_method, [each.model for each in config.models]
+    method, references = config.merge_method, [entry.model for entry in config.models]
     if method not in _METHODS:
         what = f"merge_method {method!r} is not among those that mergekit and orthomerge share"
         raise RecipeError(f"{what}; {nearest(method, _METHODS)}; `orthomerge list methods` lists ours")
@@ -113,27 +113,27 @@ def _check(config: _Config) -> None:
         if references.count(reference) > 1:
             raise RecipeError(f"the model {reference!r} is listed twice; give it once, with both weights added")
     shared = _METHODS[method][1]
-    own = tuple(name for name in shared if name in ("weight", "density"))
+    per_model = tuple(name for name in shared if name in ("weight", "density"))
     _refuse(config.parameters, "'parameters'", (*shared, "int8_mask"))  # int8_mask: how mergekit stores a mask
     if config.parameters.get("normalize") not in (None, True, False):
         raise RecipeError(f"parameter 'normalize' must be true or false, got {config.parameters['normalize']!r}")
-    for each in config.models:
-        _refuse(each.parameters, f"parameters of model {each.model!r}", own)
+    for entry in config.models:
+        _refuse(entry.parameters, f"parameters of model {entry.model!r}", per_model)
 
 
 def _refuse(options: Mapping[str, Any], where: str, known: Sequence[str] | None = None) -> None:
-    """Refuse keys of mergekit's that are not supported, and with `known` all others too."""
+    """Refuse unsupported keys of mergekit and, if `known` is given, every key that is not in it."""
     for key in map(str, options):
         if key in _REFUSED or (known is not None and key not in known):
             fix = _REFUSED.get(key) or nearest(key, known or ())
-            raise RecipeError(f"{where}: {key!r} is not read from a config of mergekit's; {fix}")
+            raise RecipeError(f"{where}: {key!r} is not supported in a config of mergekit; {fix}")
 
 
 def _names(references: Sequence[str]) -> list[str]:
-    """A task name per model: the last part of its path, with the folder above it where two would be the same."""
+    """Return a task name per model: the last part of its path, with the parent folder if two would be equal."""
     paths = [PurePosixPath(reference.partition("@")[0].replace("\\", "/")) for reference in references]
     short = [_valid(path.name).casefold() for path in paths]
-    names = dict[str, str]()  # by what they are on a disk that ignores case
+    names = dict[str, str]()  # keys: names on a file system that ignores case
     for place, path in enumerate(paths, 1):
         repeated = short.count(_valid(path.name).casefold()) > 1
         name = _valid(f"{path.parent.name}-{path.name}" if repeated else path.name)
@@ -147,7 +147,7 @@ def _valid(name: str) -> str:
 
 
 def _linear(config: _Config) -> tuple[list[str], dict[str, Any]]:
-    models, base = [each.model for each in config.models], config.base_model
+    models, base = [entry.model for entry in config.models], config.base_model
     if base is not None and base not in models:
         if "weight" not in config.parameters:
             what = f"mergekit counts 'base_model' among the models of a linear merge, and {base!r} has no weight"
@@ -164,31 +164,31 @@ def _linear(config: _Config) -> tuple[list[str], dict[str, Any]]:
 def _slerp(config: _Config) -> tuple[list[str], dict[str, Any]]:
     if config.base_model is None:
         raise RecipeError("slerp needs 'base_model', the one of the two models that t = 0 gives")
-    models = [config.base_model, *(each.model for each in config.models if each.model != config.base_model)]
+    models = [config.base_model, *(entry.model for entry in config.models if entry.model != config.base_model)]
     if len(models) != 2:
         raise RecipeError(f"slerp merges exactly 2 models, 'base_model' and another, got {len(models)}")
     return models, {"t": config.number("t")}
 
 
 def _task_vectors(config: _Config) -> tuple[list[str], dict[str, Any]]:
-    """Methods on task vectors; the base is left out if it is listed, for it adds nothing."""
+    """Translate a method on task vectors; the base's own is zero, so a listed base is left out."""
     method = config.merge_method
     if config.base_model is None:
         raise RecipeError(f"{method} needs the model that the others were fine-tuned from as 'base_model'")
-    models = [each.model for each in config.models if each.model != config.base_model]
+    models = [entry.model for entry in config.models if entry.model != config.base_model]
     if not models:
         raise RecipeError("only the base is listed under 'models'; add the models to merge")
     if method == "model_stock":
         return models, {}
     weights, scale = [config.number("weight", model=model) for model in models], config.number("lambda", 1.0)
     density, *others = dict.fromkeys(config.number("density", 1.0, model=model) for model in models)
-    if others:  # mergekit has one for each model
+    if others:  # mergekit allows one per model
         raise RecipeError(f"'density' differs between the models ({some([density, *others])}); give them the same")
     normalized = config.parameters.get("normalize", method == "ties")
     if method in ("ties", "dare_linear", "dare_ties"):
         return models, {"density": density, "weights": weights, "scale": scale, "normalize": normalized}
     total = math.fsum(weights)
-    scale /= total if normalized and abs(total) >= _NOTHING else 1.0
+    scale /= total if normalized and abs(total) >= _SMALLEST_SUM else 1.0
     scales = [weight * scale for weight in weights]
     if method == "breadcrumbs":
         return models, {"density": density, "gamma": 0.01, "scale": scales}

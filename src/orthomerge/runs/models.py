@@ -1,4 +1,4 @@
-"""A recipe up to the model: check it from headers, merge or fit, align the heads, write the folder."""
+"""Carry out a recipe up to the model folder: check headers, merge or fit, align the heads, write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe would do. `bytes`: read, written, and held in memory; empty if nothing could be opened."""
+    """Problems and costs of a recipe. `bytes`: read, written and held in memory; empty if nothing could be opened."""
 
     recipe: Recipe
     experts: Experts
@@ -40,10 +40,12 @@ class Plan:
     bytes: Mapping[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as plain data."""
         document: dict[str, Any] = {
             "ok": not self.problems,
-            "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in self.problems],
+            "problems": [
+                {name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in self.problems
+            ],
             "notes": list(self.experts.notes),
         }
         parts = self.experts.partial
@@ -66,9 +68,9 @@ class Plan:
 
 
 def plan(recipe: Recipe) -> Plan:
-    """Read headers only, and list every problem; nothing is computed or written."""
+    """Plan a recipe from headers, with every problem; nothing is computed or written."""
     if recipe.searches_scale:
-        recipe = recipe.with_scale(1.0)  # any number plans alike
+        recipe = recipe.with_scale(1.0)  # the plan is the same for any number
     experts = Experts(recipe.opening)
     problems, parts = recipe_problems(recipe, experts), experts.partial
     if parts is None:
@@ -88,7 +90,7 @@ def plan(recipe: Recipe) -> Plan:
 
 
 def _peak_memory(recipe: Recipe, parts: Parts) -> int:
-    """Bytes of the blocks that are in memory at once, without the interpreter and torch."""
+    """Estimate the bytes of blocks that are in memory at once, without the interpreter and torch."""
     method = make_method(recipe.method, recipe.parameters, tasks=_names(recipe, recipe.merge), seed=recipe.seed)
     if getattr(method, "scope", "element") != "matrix":
         return MEMORY
@@ -99,14 +101,14 @@ def _peak_memory(recipe: Recipe, parts: Parts) -> int:
 
 
 def check_recipe(recipe: Recipe, *, merges: Sequence[Merge] | None = None) -> Experts:
-    """Return the opened experts of a recipe, or raise an error that lists every problem. `merges`: of a sweep."""
+    """Return the opened experts of a recipe, or raise an error with every problem. `merges`: those of a sweep."""
     experts = Experts(recipe.opening)
     check_problems(recipe_problems(recipe, experts, merges=merges))
     return experts
 
 
 def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge] | None = None) -> list[Problem]:
-    """Problems of merges, of every section of a recipe, and of its experts, in this order."""
+    """List problems of merges, of every section of a recipe, and of its experts, in this order."""
     merges = [recipe.merge] if merges is None else merges
     problems = list(dict.fromkeys(problem for merge in merges for problem in _merge_problems(recipe, experts, merge)))
     if recipe.align is not None:
@@ -123,13 +125,13 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
     if experts.partial is not None and not experts.partial.family.encoder_class:
         for name in ("align", "evaluate"):
             if getattr(recipe, name) is not None:
-                what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
+                what = f"orthomerge can merge {experts.partial.family.title}, but not run it on inputs"
                 problems.append(Problem(name, what, "leave the section out", RecipeError))
     return problems
 
 
 def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Problem]:
-    """Problems of the method, its options and the names of its inputs."""
+    """List problems of a method, its options and its inputs."""
     problems = list[Problem]()
     with _noted(problems, "method"):
         make_method(merge.method, merge.parameters, tasks=_names(recipe, merge), seed=merge.seed)
@@ -138,7 +140,7 @@ def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Prob
     problems += merge_problems(experts, merge.method, device=merge.device)
     fitted = find_method(merge.method).fitted
     if fitted and merge.fit is None:
-        what = f"{merge.method} looks at unlabelled inputs, and none are given"
+        what = f"{merge.method} needs unlabelled inputs, but the recipe has none"
         problems.append(Problem("fit", what, _FIT, RecipeError))
     if merge.fit is None:
         return problems
@@ -146,7 +148,7 @@ def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Prob
         fix = "leave the section out, or use a fitted method such as realign"
         problems.append(Problem("fit", f"{merge.method} looks at no inputs", fix, RecipeError))
     if merge.vector is not None:
-        problems.append(Problem("fit", "a 'vector' cannot be fitted", "leave one of both out", RecipeError))
+        problems.append(Problem("fit", "a 'vector' cannot be fitted", "leave out 'vector' or 'fit'", RecipeError))
     for task in recipe.experts:
         if task not in merge.fit.data:
             problems.append(Problem("fit", f"there are no inputs of {task!r}", _FIT, RecipeError))
@@ -158,8 +160,8 @@ def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Ite
         where = f"{section}: data of {task!r}"
         if task not in recipe.experts:
             yield Problem(where, "there is no such expert", nearest(task, recipe.experts), RecipeError)
-        if isinstance(source, str) and not may_be_read(source):  # else it is a task in memory
-            fix = "give a file, a folder, or a dataset of Hugging Face"
+        if isinstance(source, str) and not may_be_read(source):  # others are tasks in memory
+            fix = "give a file, a folder, or a dataset of the Hugging Face Hub"
             yield Problem(where, f"{source} does not exist", fix, CheckpointError)
 
 
@@ -184,19 +186,15 @@ class Written:
 
 
 def write(
-    recipe: Recipe,
-    *,
-    out: str | Path | None = None,
-    force: bool = False,
-    progress: Progress = SILENT,
+    recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress = SILENT
 ) -> Written:
-    """Carry out a recipe up to a model folder, which is complete afterwards, or absent."""
-    place = out or recipe.out
-    if place is None:
-        raise RecipeError("where to? Give 'out' in the recipe, or --out")
-    target = Path(place).expanduser()
+    """Write the model folder of a recipe, whole or not at all."""
+    path = out or recipe.out
+    if path is None:
+        raise RecipeError("the recipe has no output folder; give 'out' in the recipe, or --out")
+    target = Path(path).expanduser()
     experts = check_recipe(recipe)
-    inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
+    inputs = [*input_paths(recipe), *(checkpoint.path for checkpoint in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
     state = state_folder(target, "fitting")
     model = merge(experts, recipe.merge, state=state, progress=progress)
@@ -208,7 +206,7 @@ def write(
 
 
 def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress: Progress = SILENT) -> Model:
-    """Merge or fit; nothing is written but `state`, from which a long fit continues after a kill."""
+    """Merge or fit; nothing is written but `state`, from which an interrupted fit continues."""
     method, options = merge.method, dict[str, Any](dtype=merge.dtype, seed=merge.seed)
     if merge.fit is None:
         return merge_opened(experts, method, merge.parameters, device=merge.device, vector=merge.vector, **options)
@@ -220,8 +218,8 @@ def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress
 
 
 def align(model: Model, experts: Experts, section: Align, *, seed: int, progress: Progress) -> Model:
-    """Return the model with its heads aligned as a section `align` says."""
-    from orthomerge.alignment import align as alignment  # most merges need no aligner, and importing them takes time
+    """Return the model with its heads aligned according to a section `align`."""
+    from orthomerge.alignment import align as alignment  # slow to import, and most merges do not need it
 
     return alignment.align(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
@@ -235,16 +233,16 @@ def write_weights(
 
 
 def input_paths(recipe: Recipe) -> list[Path]:
-    """The experts, base and data of a recipe that are on this machine; an output must not overlap them."""
+    """Return the local paths of experts, base and data of a recipe, which an output must not overlap."""
     models = [*(expert.path for expert in recipe.tasks.values()), recipe.base]
     return existing([*models, *(source for source in recipe.data if isinstance(source, str | Path))])
 
 
-def existing(places: Iterable[str | Path | None]) -> list[Path]:
-    """The places that are on this machine; the others are names on a hub, or refused by whoever opens them."""
-    paths = []
-    for place in places:
+def existing(paths: Iterable[str | Path | None]) -> list[Path]:
+    """Return the paths that exist; others are names on the Hub, or are refused when they are opened."""
+    existing_paths = []
+    for path in paths:
         with suppress(OSError, RuntimeError, ValueError):
-            if place is not None and Path(place).expanduser().exists():
-                paths.append(Path(place).expanduser())
-    return paths
+            if path is not None and Path(path).expanduser().exists():
+                existing_paths.append(Path(path).expanduser())
+    return existing_paths

@@ -1,4 +1,4 @@
-"""Put results of the store where users look for them: models as hard links, files as copies, scores on the card."""
+"""Publish results of the store: models as hard links, files as copies, scores on the model card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import DERIVED, RECORDS
 from orthomerge.files.documents import write_json
-from orthomerge.files.folders import LOCAL, RUN, claim, drop, names_in, ours_in
+from orthomerge.files.folders import LOCAL, RUN, claim, drop, existing_files, names_in
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.replacing import remove_file, replace_file
@@ -23,11 +23,11 @@ from orthomerge.models.writing import plain, rewrite_card
 _PREDICTIONS = "predictions/"
 
 
-def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable[Path] = ()) -> None:
-    """Put a model of the store at its place. `replaced`: another model may be there."""
+def place_model(content: Path, target: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
+    """Link a model of the store to `target`. `force`: replace a model that is there."""
     if is_same_model(content, target):
         return
-    with publish(target, force=replaced, inputs=inputs) as folder:
+    with publish(target, force=force, inputs=inputs) as folder:
         for name in names_in(content):
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -41,18 +41,18 @@ def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable
 
 
 def is_same_model(content: Path, target: Path) -> bool:
-    """Whether a folder holds a model of the store, file by file except the card."""
+    """Return whether a folder holds a model of the store; the cards may differ."""
     try:
-        files, own = (dict(read_manifest(folder)["files"]) for folder in (target, content))
-        for table in (files, own):
-            table.pop(README, None)
-        return files == own and all(_is_same(content / name, target / name) for name in own)
+        published, stored = (dict(read_manifest(folder)["files"]) for folder in (target, content))
+        for files in (published, stored):
+            files.pop(README, None)
+        return published == stored and all(_is_same(content / name, target / name) for name in stored)
     except (OSError, CheckpointError):
         return False
 
 
 def place_files(content: Path, run: Path) -> None:
-    """Copy files of the store into the run folder: predictions, then the records, then what is derived from them."""
+    """Copy files of the store into the run folder: predictions, then records, then files derived from them."""
     names = sorted(own_names(content), key=lambda name: (not name.startswith(_PREDICTIONS), name in DERIVED, name))
     claim(run, names)
     if not all(_is_same(content / name, run / name) for name in names):
@@ -62,11 +62,11 @@ def place_files(content: Path, run: Path) -> None:
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             replace_file(run / name, (content / name).read_bytes())
     if RECORDS in names:
-        drop(run, [name for name in ours_in(run) if name.startswith(_PREDICTIONS) and name not in names])
+        drop(run, [name for name in existing_files(run) if name.startswith(_PREDICTIONS) and name not in names])
 
 
 def own_names(content: Path) -> set[str]:
-    """Names of the files of a result in the run folder."""
+    """Return the names that the files of a result have in the run folder."""
     return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
 
 
@@ -78,18 +78,18 @@ def place_scores(out: Path, title: str, records: Sequence[Record]) -> None:
 
 
 def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The block `evaluation` of a manifest: scores by the protocol `current` beside base and experts, or None."""
+    """Return the block `evaluation` of a manifest: scores by `current` beside base and experts; None without scores."""
     current = [record for record in records if record.protocol == "current" and record.aligner is None]
-    own = [record for record in current if record.method == title]
-    if not own:
+    scores = [record for record in current if record.method == title]
+    if not scores:
         return None
     tasks: dict[str, dict[str, Any]] = {
-        record.task: {name: getattr(record, name) for name in ("value", "low", "high", "examples")} for record in own
+        record.task: {name: getattr(record, name) for name in ("value", "low", "high", "examples")} for record in scores
     }
     for record in current:
         if record.method in ("expert", "base") and record.task in tasks:
             tasks[record.task][record.method] = record.value
-    shared = {name: getattr(own[0], name) for name in ("metric", "split", "access")}
+    shared = {name: getattr(scores[0], name) for name in ("metric", "split", "access")}
     return {"orthomerge": VERSION, **shared, "tasks": tasks}
 
 

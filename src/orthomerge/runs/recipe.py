@@ -1,4 +1,4 @@
-"""A recipe: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
+"""Recipes: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
 
 The file is flat; functions take its parts: `opening` and `merge`, which determine the weights, and the sections.
 """
@@ -22,8 +22,8 @@ from orthomerge.models.opening import Expert, Opening, check_task_names
 from orthomerge.runs.sections import Align, Diagnose, Evaluate, Fit, Report, Sweep
 
 _MOST_BYTES = 1 << 20
-_MOST_DEPTH = 50  # of lists and mappings in each other
-# Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
+_MOST_DEPTH = 50  # of nested lists and mappings
+# PyYAML also raises errors of Python: `!!bool x` is a KeyError.
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError)
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
@@ -31,7 +31,7 @@ Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
 
 @dataclass(frozen=True)
 class Merge:
-    """What determines the weights, beside base and experts. `fit`: the inputs of a fitted method."""
+    """Options that determine the weights, beside base and experts. `fit`: the inputs of a fitted method."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -44,10 +44,10 @@ class Merge:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
+    """A recipe. Relative paths in a file are relative to its folder.
 
-    `method`: auto is `realign` with inputs to fit to, else `task_arithmetic`. `device`: of methods that decompose
-    matrices; the section `fit` has its own. `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`: with
+    `method`: auto is `realign` if there is a section `fit`, else `task_arithmetic`. `device`: for methods that
+    decompose matrices; `fit` has its own. `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`: with
     `evaluate`, diagnosis and report are made unless they are false; with `sweep`, many merges are scored.
     """
 
@@ -85,34 +85,34 @@ class Recipe:
             if getattr(self, name) and self.evaluate is None:
                 raise RecipeError(f"{name!r} needs data: give a section 'evaluate' too, or leave {name!r} out")
         if self.diagnosis.scales and self.base is None:
-            raise RecipeError("'scales' merges anew, which needs a base; give 'base', or leave 'scales' out")
+            raise RecipeError("'scales' merges again, which needs a base; give 'base', or leave 'scales' out")
 
     @property
     def tasks(self) -> dict[str, Expert]:
-        """The experts by task name, with short forms written out."""
+        """Experts by task name, with short forms written out."""
         return {task: Expert(item) if isinstance(item, str) else item for task, item in self.experts.items()}
 
     @property
     def opening(self) -> Opening:
-        """How base and experts are opened."""
+        """Options for opening base and experts."""
         options = {option.name: getattr(self, option.name) for option in fields(Opening)}
         return Opening(**{**options, "experts": self.tasks})
 
     @property
     def merge(self) -> Merge:
-        """What determines the weights, beside base and experts."""
+        """Options that determine the weights, beside base and experts."""
         return Merge(**{option.name: getattr(self, option.name) for option in fields(Merge)})
 
     @property
     def diagnosis(self) -> Diagnose:
-        """The section `diagnose` with its defaults."""
+        """Section `diagnose` with its defaults."""
         section = self.diagnose if isinstance(self.diagnose, Diagnose) else Diagnose()
         aligner = section.aligner or ("auto" if self.align is None else self.align.aligner)
         return replace(section, aligner=aligner)
 
     @property
     def data(self) -> list[Any]:
-        """The inputs that all sections name."""
+        """Inputs of all sections."""
         sections = [section for section in (self.fit, self.align, self.evaluate) if section is not None]
         return [source for section in sections for source in section.data.values()]
 
@@ -125,30 +125,26 @@ class Recipe:
         """Return the recipe with a number in place of `scale: auto`."""
         return replace(self, parameters={**self.parameters, "scale": scale})
 
-    def with_fit_data(self, data: Mapping[str, Any]) -> Recipe:
-        """Return the recipe with other sources of the inputs of its fit."""
-        return self if self.fit is None else replace(self, fit=replace(self.fit, data=data))
-
     def absolute(self) -> Recipe:
-        """Return the recipe with absolute paths, which every process understands."""
+        """Return the recipe with absolute paths, for processes with other working directories."""
         if not all(isinstance(source, str) for source in self.data):
-            raise RecipeError("data in memory cannot be given to other processes; name files, or leave 'on' out")
+            raise RecipeError("data in memory cannot be given to other processes; name files, or leave out 'on'")
         return build(Recipe, _anchored(asdict(self), Path.cwd()), where="the recipe")
 
     def text(self) -> str:
         """Format as JSON, which is YAML, without options at their defaults and without data in memory."""
-        usual = Recipe(experts={"task": "path"})
-        own = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
-        return json.dumps({"experts": self.experts, **own}, default=_plain, indent=2, ensure_ascii=False)
+        defaults = Recipe(experts={"task": "path"})
+        options = {name: value for name, value in vars(self).items() if value != getattr(defaults, name)}
+        return json.dumps({"experts": self.experts, **options}, default=_plain, indent=2, ensure_ascii=False)
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a YAML recipe, ours or mergekit's."""
+    """Read a YAML recipe of orthomerge or mergekit."""
     return build(Recipe, load_recipe_mapping(path), where=str(path))
 
 
 def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
-    """Read a recipe file as plain data in our form, with relative paths joined to its folder."""
+    """Read a recipe file, ours or mergekit's, as plain data; relative paths are joined to its folder."""
     document = dict(load_yaml(path))
     if "merge_method" in document:
         from orthomerge.runs.mergekit import translate
@@ -174,7 +170,7 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
     except _NOT_YAML as error:
         raise RecipeError(
             f"{path} is not valid YAML: {error}\n"
-            "a recipe holds plain words, numbers, lists and mappings; see docs/recipes.md"
+            "a recipe contains text, numbers, lists and mappings; see docs/recipes.md"
         ) from error
     if not isinstance(document, dict):
         raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
@@ -206,12 +202,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        seen = set[str]()
+        names = set[str]()
         for key, _ in node.value:
             name = str(self.construct_object(key, deep=True))
-            if name in seen:
+            if name in names:
                 raise yaml.YAMLError(f"{name!r} is given twice (line {key.start_mark.line + 1})")
-            seen.add(name)
+            names.add(name)
         return mapping
 
 
@@ -246,17 +242,31 @@ def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _anchor(reference: Any, folder: Path, is_id: Callable[[str], bool]) -> Any:
-    """Join a relative path to `folder`; what may be an id stays one unless there is such a path."""
+    """Join a relative path to `folder`; a possible id of the Hub is kept unless that path exists."""
+    from orthomerge.data.reading import ColumnSource
+
     if not isinstance(reference, str) or reference.startswith("~"):
         return reference
     path = folder / reference
     if is_id(reference) and not os.path.lexists(path):
         return reference
-    return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
+    place = str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
+    return ColumnSource(place, reference.text, reference.label) if isinstance(reference, ColumnSource) else place
 
 
 def _plain(value: Any) -> Any:
-    """A section or an expert as a mapping; of an object in memory only its type."""
+    """Convert a section or an expert to a mapping, and an object in memory to the name of its type."""
     if type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
-        return {name: part for name, part in vars(value).items() if part is not None}
+        parts = {name: part for name, part in vars(value).items() if part is not None}
+        if isinstance(value, Fit | Align | Evaluate):
+            parts["data"] = {task: _source_text(source) for task, source in value.data.items()}
+        return parts
     return dict(value) if isinstance(value, Mapping) else f"a {type(value).__name__} in memory"
+
+
+def _source_text(source: Any) -> Any:
+    """Add the columns of a source to its path, since a recipe file has no key for them."""
+    from orthomerge.data.reading import ColumnSource
+
+    named = isinstance(source, ColumnSource)
+    return f"{source} (columns {source.text!r} and {source.label!r})" if named else source

@@ -2,14 +2,14 @@
 
 RUN/models/...             the models; the last one is at the recipe's `out` if it has one
 RUN/records.jsonl, ...     records, predictions, comparisons, notes, tables
-RUN/diagnosis.json         what is lost, and why
+RUN/diagnosis.json         what the merge lost, and why
 RUN/run.json               command, recipe, seconds, memory, machine, versions (`RunInfo`)
 RUN/report.html, report_files/
 RUN/sweep.md, sweep.csv, validation.jsonl, merges/      of a recipe with a sweep
 RUN/.store/                every result by content (`store.py`)
 
-Results whose inputs have not changed are found in the store: a run that was killed or failed continues when it is
-repeated. What the recipe does not ask for any more is removed at the end.
+Results whose inputs have not changed are reused from the store, so a run that was killed or failed continues when it is
+repeated. Results that the recipe no longer asks for are removed at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from orthomerge.runs.work import MODEL, STORE, Work
 
 @dataclass(frozen=True)
 class Ran:
-    """The outcome of a run. `out`: the last model; None after a sweep, which has `swept`. `stages`: done or found."""
+    """Outcome of a run. `out`: the last model, None after a sweep. `stages`: whether each was done or found."""
 
     folder: Path
     out: Path | None
@@ -57,7 +57,7 @@ class Ran:
     swept: Swept | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome as plain data."""
+        """Return the outcome as plain data."""
         document: dict[str, Any] = {
             "run": str(self.folder),
             "report": None if self.page is None else str(self.page),
@@ -82,8 +82,8 @@ def run(
     """Carry out a recipe in the run folder `out`, by default `runs/NAME` for a file NAME.yaml.
 
     `on`: where results are computed: `process:N`, `ray`, `ray:N`, `module:function`, or an `Executor`; by default in
-    this process. `force`: do everything again, and replace an output of ours at the recipe's `out`. `command`: how this
-    was called, for the report.
+    this process. `force`: compute everything again, and replace an earlier output at the recipe's `out`. `command`: the
+    command line, for the report.
     """
     import torch
 
@@ -92,7 +92,7 @@ def run(
         path = Path(recipe)
         recipe, text, out = read_recipe(path), path.read_text(encoding="utf-8"), out or Path("runs") / path.stem
     if out is None:
-        raise RecipeError("where to? Give the run folder: run(recipe, out=...)")
+        raise RecipeError("a recipe made in Python needs a run folder: run(recipe, out=...)")
     folder = Path(out).expanduser()
     with nullcontext() if recipe.sweep is None else fixed_threads():
         experts = _checked(recipe)
@@ -105,7 +105,7 @@ def run(
 
 
 def _checked(recipe: Recipe) -> Experts:
-    """Check a recipe as far as names and headers allow, and return its opened experts."""
+    """Check names, numbers and headers of a recipe, and return its opened experts."""
     if recipe.sweep is not None:
         return check_sweep(recipe)[1]
     if recipe.searches_scale:
@@ -117,7 +117,7 @@ def _checked(recipe: Recipe) -> Experts:
 
 
 def _check_folder(run: Path, *, force: bool) -> None:
-    """Refuse a folder with other things in it, and links that lead out of it."""
+    """Refuse a folder with other files in it, and links that lead out of it."""
     try:
         is_empty = not run.is_dir() or all(path.name == RUN for path in run.iterdir())
         if not is_empty and not (run / STORE).is_dir() and not force:
@@ -135,7 +135,7 @@ def _check_folder(run: Path, *, force: bool) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run under way. `done`: the artifacts in the store, by name."""
+    """A run in progress. `done`: the artifacts in the store, by name."""
 
     work: Work
     command: str
@@ -144,7 +144,7 @@ class _Run:
     done: dict[str, Done] = field(default_factory=dict)
 
     def go(self, engine: Engine) -> Ran:
-        """Make every artifact, publish each when it is there, and remove what the recipe does not ask for."""
+        """Make every artifact, publish each when it is stored, and remove results that the recipe does not ask for."""
         work, recipe, folder = self.work, self.work.recipe, self.work.run
         claim(folder, [], kind="run" if recipe.sweep is None else "sweep")
         artifacts = list((run_artifacts if recipe.sweep is None else sweep_artifacts)(work))
@@ -163,7 +163,7 @@ class _Run:
         except ArtifactError as failure:
             raise self._failure(failure.artifact, failure.error, artifacts) from failure.error
         except OSError as error:
-            raise OutputError(f"the run in {folder} cannot go on: {error}") from error
+            raise OutputError(f"the run in {folder} cannot continue: {error}") from error
         self._remove_others(artifacts)
         return Ran(
             folder=folder,
@@ -178,7 +178,7 @@ class _Run:
         return [done for done in self.done.values() if "variant" in done.artifact.arguments]
 
     def _swept(self) -> Swept:
-        """The outcome of the sweep; results with failures are removed, so that the next run makes them again."""
+        """Return the outcome of the sweep; results with failures are removed, so that the next run makes them again."""
         scores = self._scores()
         swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
         failed = {failure.name for failure in swept.failures}
@@ -188,7 +188,7 @@ class _Run:
         return replace(swept, done=sum(not done.found for done in scores), found=sum(done.found for done in scores))
 
     def _may_replace(self, target: Path) -> bool:
-        """Whether a model may replace what is at its target: with force, or a model of this run."""
+        """Return whether a model may replace its target: with `force`, or if the target is a model of this run."""
         store = self.work.store
         models = (store.content(entry.key) / MODEL for entry in store.entries())
         return self.force or self.work.run in target.parents or any(is_same_model(model, target) for model in models)
@@ -196,8 +196,8 @@ class _Run:
     def _publish(self, done: Done) -> None:
         artifact, content = done.artifact, self.work.store.content(done.artifact.key)
         if artifact.model is not None and (content / MODEL).is_dir():  # a merge of a sweep may have failed
-            replaced, inputs = self._may_replace(artifact.model), input_paths(self.work.recipe)
-            place_model(content / MODEL, artifact.model, replaced=replaced, inputs=inputs)
+            force, inputs = self._may_replace(artifact.model), input_paths(self.work.recipe)
+            place_model(content / MODEL, artifact.model, force=force, inputs=inputs)
         if artifact.files:
             place_files(content, self.work.run)
         if artifact.name == "evaluate":
@@ -205,7 +205,7 @@ class _Run:
             place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
 
     def _write_info(self) -> None:
-        """Write how the run was made, unless that has not changed."""
+        """Write run.json, unless recipe, seconds and manifests are unchanged."""
         path, entries = self.work.run / INFO, [done.entry for done in self.done.values()]
         seconds = {entry.name: round(entry.seconds, 3) for entry in entries}
         manifests: tuple[str | dict[str, Any], ...]
@@ -215,7 +215,7 @@ class _Run:
             manifests = tuple(result.facts for result in results if result.facts)
         else:
             manifests = tuple(os.path.relpath(place, self.work.run) for place in model_places(self.work))
-        with suppress(OrthomergeError):  # there is none, or it is damaged
+        with suppress(OrthomergeError):  # missing or damaged
             before = read_info(path)
             if (before.recipe, before.seconds, before.manifests) == (self.work.text, seconds, manifests):
                 return
@@ -233,7 +233,7 @@ class _Run:
         write_info(path, info)
 
     def _remove_others(self, artifacts: Sequence[Artifact]) -> None:
-        """Remove results that the recipe does not ask for from the store, and their files from the run folder."""
+        """Remove results that the recipe no longer asks for from the store, and their files from the run folder."""
         store, keys = self.work.store, {artifact.key for artifact in artifacts}
         kept = {name for artifact in artifacts if artifact.files for name in own_names(store.content(artifact.key))}
         for entry in [entry for entry in store.entries() if entry.key not in keys]:
@@ -242,16 +242,16 @@ class _Run:
 
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
         folder, kept = self.work.run, ", ".join(done.artifact.name for done in self.done.values())
-        what = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
-        message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {what}\n"
-        message += f"What was done before is kept in {folder}: {kept}. " if kept else ""
-        message += f"Put it right and run the same command again{', without --force' if self.force and kept else ''}"
-        message += f": it goes on with {artifact.name!r}." if kept else "."
+        reason = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
+        message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {reason}\n"
+        message += f"Earlier stages are kept in {folder}: {kept}. " if kept else ""
+        message += f"Correct this and run the same command again{', without --force' if self.force and kept else ''}"
+        message += f"; it continues with {artifact.name!r}." if kept else "."
         return type(error)(message) if isinstance(error, OrthomergeError) else OutputError(message)
 
 
 def _machine() -> str:
-    """Processor, cores, memory, system and, if torch sees one, the GPU."""
+    """Describe processor, cores, memory, system and, if torch finds one, the GPU."""
     import torch
 
     processor = platform.machine()

@@ -1,4 +1,4 @@
-"""The sections of a recipe: inputs of a fit, aligned heads, scores, diagnosis, report, and sweeps over all of it."""
+"""Sections of a recipe: `align`, `fit`, `evaluate`, `diagnose`, `report` and `sweep`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Access = Literal["inductive", "transductive"]
 
 @dataclass(frozen=True)
 class Align:
-    """How to align the heads of the merge, and on which inputs; their labels are not used.
+    """Section `align`: how to align the heads of the merge, and on which inputs; their labels are not used.
 
     `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most N inputs per task.
     """
@@ -41,10 +41,10 @@ class Align:
 
 @dataclass(frozen=True)
 class Fit:
-    """The unlabelled inputs of a fitted method, and how it is computed.
+    """Section `fit`: unlabelled inputs of a fitted method, and how it is computed.
 
     `data`, `split`, `limit`: as in `Align`. `precision`: of the forward passes; auto is bfloat16 on a GPU. `resume`:
-    keep the state of the fit beside the output, every `save_every` seconds (60 if None), to continue after a kill.
+    save the state of the fit beside the output every `save_every` seconds (60 if None), to continue if interrupted.
     """
 
     data: Mapping[str, str]
@@ -64,7 +64,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Ways to score a model: every combination of the values that are lists.
+    """An item of `protocols`: every combination of the values that are lists.
 
     `aligner`: instead of a `protocol`, score the head that an aligner fits. `shots`: inputs per class, a share below 1,
     or all. `seeds`: draws of few shots. `access`: where those inputs come from.
@@ -92,12 +92,12 @@ class Scoring:
 
 
 def listed(value: Any) -> tuple[Any, ...]:
-    """Items of an option that is one value or a list."""
+    """Return the items of an option that is one value or a list."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def protocols_of(scorings: Iterable[Scoring], support: Split) -> list[EvaluationProtocol]:
-    """Every protocol that sections name, each once; names and options are checked."""
+    """Return every distinct protocol of `scorings`, with checked names and options."""
     from orthomerge.evaluation.protocols import EvaluationProtocol
 
     protocols = list[EvaluationProtocol]()
@@ -115,7 +115,7 @@ def protocols_of(scorings: Iterable[Scoring], support: Split) -> list[Evaluation
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How the merge is scored on labelled test inputs.
+    """Section `evaluate`: how models are scored on labelled test inputs.
 
     `data`: of all tasks or of some. `protocols`: names, or mappings as in `Scoring`. `support`: the split that
     inductive protocols are fitted to. `references`: also score base and experts. `against`: the method that others are
@@ -141,15 +141,15 @@ class Evaluate:
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
-        """The protocols, with short forms written out."""
+        """Protocols, with short forms written out."""
         return tuple(Scoring(item) if isinstance(item, str) else item for item in self.protocols)
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """How much to measure (`analysis.detail.Detail`). `aligner`: that of `align` if None, else auto.
+    """Section `diagnose`: how much to measure (`analysis.detail.Detail`). `aligner`: that of `align` or auto if None.
 
-    `scales`: also draw a curve over scales, which merges again at each.
+    `scales`: also draw a curve over scales, which merges again at each scale.
     """
 
     aligner: str | None = None
@@ -161,7 +161,7 @@ class Diagnose:
     scales: bool = False
 
     def detail(self, *, seed: int) -> Detail:
-        """The same as options of a diagnosis, which are checked."""
+        """Return the section as checked options of a diagnosis."""
         from orthomerge.analysis.detail import Detail
 
         options = {name: value for name, value in vars(self).items() if name != "scales"}
@@ -170,14 +170,14 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class Report:
-    """The page. `title`: its heading; the name of the run folder if None."""
+    """Section `report`. `title`: heading of the page; the name of the run folder if None."""
 
     title: str | None = None
 
 
 @dataclass(frozen=True)
 class SweptMethod:
-    """A method of a sweep with its options; a `scale` among them is kept."""
+    """A method of a sweep with its options; `scales` does not replace a `scale` among them."""
 
     method: str
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -185,12 +185,12 @@ class SweptMethod:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every distinct combination of these lists is merged and scored.
+    """Section `sweep`: every distinct combination of these lists is merged and scored.
 
     `methods`: names, or mappings as in `SweptMethod`; the recipe's own if empty. `scales`: for every method that has
-    one. `seeds`: how many, for random merges and for draws of few inputs. `aligners`: names, and `none` for heads as
-    they are. `shots` and `access`: as in `Scoring`. `choose`: the split on which the best is chosen; val if all tasks
-    have one. `keep`: leave the merged models in the run folder.
+    one. `seeds`: how many, for random merges and for draws of few inputs. `aligners`: names, and `none` for the
+    original heads. `shots` and `access`: as in `Scoring`. `choose`: the split on which the best is chosen; val if all
+    tasks have one. `keep`: leave the merged models in the run folder.
     """
 
     methods: tuple[str | SweptMethod, ...] = ()
@@ -207,10 +207,10 @@ class Sweep:
             if not math.isfinite(scale):
                 raise RecipeError(f"'scales' must be finite numbers, got {scale}")
         if not self.aligners:
-            raise RecipeError("'aligners' is empty: name at least one, or `none` for heads as they are")
+            raise RecipeError("'aligners' is empty: name at least one, or `none` for the original heads")
         for name in ("methods", "scales", "aligners", "shots", "access"):
             items = listed(getattr(self, name))
             twice = next((item for place, item in enumerate(items) if item in items[:place]), None)
             if twice is not None:
                 raise RecipeError(f"{name!r} has {twice!r} twice; name each once")
-        Scoring(shots=self.shots, seeds=self.seeds, access=self.access)  # the same checks
+        Scoring(shots=self.shots, seeds=self.seeds, access=self.access)  # checks that both share

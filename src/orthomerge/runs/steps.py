@@ -1,6 +1,6 @@
-"""The artifacts of a run: the merge, the same with aligned heads, records, diagnosis, page.
+"""Artifacts of a run: the merge, the merge with aligned heads, records, diagnosis, page.
 
-If the recipe aligns heads, the merge before that is diagnosed: the diagnosis says what aligning is worth.
+The diagnosis is of the merge before alignment; it includes how much alignment recovers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
 
 
 def model_places(work: Work) -> list[Path]:
-    """Folders of the merge and of the same with aligned heads; the last one is the recipe's `out` if it has one."""
+    """Return the folders of the merge and of the aligned merge; the last is the recipe's `out` if it has one."""
     recipe = work.recipe
     names = [recipe.method] + ([f"{recipe.method}-{recipe.align.aligner}"] if recipe.align is not None else [])
     places = [work.run / "models" / name.replace("/", "_") for name in names]
@@ -50,13 +50,13 @@ def model_places(work: Work) -> list[Path]:
 
 
 def page_artifact(work: Work, needs: Sequence[str]) -> Iterator[Artifact]:
-    """Yield the page about the run folder, if the recipe wants one."""
+    """Yield the page of the run folder, if the recipe asks for one."""
     if work.recipe.report is not False:
         yield Artifact(key_of("page", needs, work.title, work.text), "report", make_page, tuple(needs), files=True)
 
 
 def make_merge(place: Path, work: Work, *, key: str) -> None:
-    """Merge or fit; a fit that was killed continues from its state beside the entry."""
+    """Merge or fit; an interrupted fit continues from its state beside the entry."""
     recipe, state = work.recipe, state_folder(work.store.content(key).parent, "fitting")
     model = merge(work.experts, recipe.merge, state=state, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
@@ -71,7 +71,7 @@ def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> Non
 
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
-    """Score models, base and experts; only base and merge by protocols that need the expert."""
+    """Score models, base and experts; protocols that need the expert score only base and merge."""
     from orthomerge.evaluation.evaluate import Subject, score
 
     section, encoded, experts = work.section, work.encoded, work.experts
@@ -117,7 +117,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
 
 
 def make_page(place: Path, work: Work) -> None:
-    """Write the page about the run folder, if anything was scored."""
+    """Write the page of the run folder, if anything was scored."""
     from orthomerge.reporting.report import report
 
     if (work.run / RECORDS).stat().st_size:

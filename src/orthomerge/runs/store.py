@@ -1,11 +1,11 @@
-"""Results by content: a folder per key, written beside its place and renamed, trusted only with a seal of this machine.
+"""Store of results: a folder per key, renamed into place when complete, trusted only with a seal of this machine.
 
 STORE/KEY/content/     the result
 STORE/KEY/entry.json   name, seconds, memory, the hash of every file, and a seal over all of it
 
-The seal is an HMAC with a secret that is in orthomerge's cache and never in the store. An entry that was planted,
-changed or linked has no seal, or other hashes: it is ignored and made again. A lease beside the entry keeps two
-commands from making it twice, and is taken over when its holder was killed.
+The seal is an HMAC with a secret that is kept in orthomerge's cache and never in the store. An entry that was changed,
+linked or written by someone else has no valid seal or other hashes; it is ignored and made again. A lease beside the
+entry keeps two commands from making it at the same time, and expires when its holder was killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEASE_SECONDS = 30
 
 @dataclass(frozen=True)
 class Entry:
-    """A result. `files`: hashes by name. `memory`: peak bytes."""
+    """A stored result. `files`: hashes by name. `memory`: peak memory in bytes."""
 
     key: str
     name: str
@@ -57,18 +57,18 @@ class Entry:
 
 
 class Store:
-    """The results in one folder."""
+    """Store of results in one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified = dict[str, Entry]()
 
     def content(self, key: str) -> Path:
-        """The folder of an entry's content, which may not exist yet."""
+        """Return the folder of an entry's content, which may not exist yet."""
         return self.root / key / _CONTENT
 
     def get(self, key: str) -> Entry | None:
-        """Return an entry if every file is what this machine wrote; files are hashed once per process."""
+        """Return an entry if all files are as this machine wrote them, else None; files are hashed once per process."""
         if key not in self._verified:
             entry = self._read(key)
             with suppress(OSError, CheckpointError):
@@ -83,7 +83,7 @@ class Store:
             if entry is not None:
                 return entry
             started = time.perf_counter()
-            with publish(self.root / key, force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
+            with publish(self.root / key, force=True, marker=ENTRY, unlisted=()) as folder:
                 (folder / _CONTENT).mkdir()
                 fill(folder / _CONTENT)
                 entry = Entry(key, name, time.perf_counter() - started, _peak_memory(), _hashes(folder))
@@ -92,13 +92,13 @@ class Store:
             return entry
 
     def entries(self) -> Iterator[Entry]:
-        """Yield every entry with the seal of this machine; contents are not checked."""
+        """Yield every entry with a valid seal; contents are not checked."""
         for path in sorted(self.root.glob("*")):
             if _KEY.fullmatch(path.name) and (entry := self._read(path.name)) is not None:
                 yield entry
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry, unless another command is making it or it holds files of others."""
+        """Remove an entry, unless another command is making it or its folder has other files."""
         self._verified.pop(entry.key, None)
         with suppress(Timeout), self._lease(entry.key, None):
             place = self.root / entry.key
@@ -120,7 +120,7 @@ class Store:
 
     @contextmanager
     def _lease(self, key: str, progress: Progress | None) -> Iterator[None]:
-        """Be the only one who makes an entry; without `progress` do not wait for another command."""
+        """Hold the lease of an entry; without `progress`, do not wait for another command."""
         path = self.root / f".{key}.lease"
         lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
         if self.root.is_symlink():
@@ -145,7 +145,7 @@ class Store:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Hashes of all files of an entry's content by name; a link has the hash of the file that it leads to."""
+    """Hash all files of an entry's content by name; a link has the hash of its target."""
     content, digests, hashes = folder / _CONTENT, dict[str, str](), dict[str, str]()
     if content.is_symlink():
         raise CheckpointError(f"{content} is a link")
@@ -166,7 +166,7 @@ def _seal(entry: Entry) -> str:
 
 
 def _secret() -> bytes:
-    """The secret of this cache, made when it is first needed."""
+    """Return the secret of this cache, which is created when it is first needed."""
     path = FeatureCache().folder.parent / "store.key"
     try:
         if not path.is_file():
@@ -178,9 +178,7 @@ def _secret() -> bytes:
                     os.link(file.name, path)
         return path.read_bytes()
     except OSError as error:
-        raise OutputError(
-            f"cannot keep {path}: {error.strerror}; set {VARIABLE} to a folder that can be written to"
-        ) from error
+        raise OutputError(f"cannot write {path}: {error.strerror}; set {VARIABLE} to a writable folder") from error
 
 
 def _peak_memory() -> int:

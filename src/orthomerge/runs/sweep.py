@@ -1,4 +1,4 @@
-"""The artifacts of a sweep: the scores of every model, the tables over all of them, the page."""
+"""Artifacts of a sweep: scores of every model, tables over all models, page."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from orthomerge.runs.variants import REFERENCES, Variant, cells_of, protocols_fo
 from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 MERGES = "merges"
-RESULT = "result.json"  # of the scores of one model
+RESULT = "result.json"  # scores of one model
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+=@-]+")
-_LONGEST = 100  # letters of a model's name in files
+_LONGEST = 100  # characters of a model's file name
 
 
 @dataclass(frozen=True)
 class Result:
-    """The scores of one model on test and val, and its failures. `facts`: how it was made, for a report."""
+    """Scores of one model on test and val, and its failures. `facts`: how the model was made, for a report."""
 
     records: tuple[Record, ...] = ()
     validation: tuple[Record, ...] = ()
@@ -52,17 +52,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Swept:
-    """The outcome of a sweep. `best`: per budget. `done` and `found`: numbers of models scored now and before."""
+    """Outcome of a sweep. `references`: accuracies of base and experts. `done`, `found`: models scored now, before."""
 
     cells: int
     rows: list[Row]
     best: list[Best]
     failures: list[Failure]
+    references: dict[str, float]
     done: int = 0
     found: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts, choices and failures as plain data."""
+        """Return counts, best rows and failures as plain data."""
         return {
             "cells": self.cells,
             "models": {"done": self.done, "found": self.found},
@@ -89,7 +90,7 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
 
 
 def _models(recipe: Recipe) -> dict[str, Variant]:
-    """References, then merges, by names that files can have."""
+    """Return references, then merges, by valid file names."""
     sweep, section = sweep_of(recipe)
     models = dict[str, Variant]()
     if section.references:
@@ -104,7 +105,7 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
 
 
 def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
-    """Describe how much there is to do; refuse models to keep that the disk cannot hold."""
+    """Describe the work to do; refuse models to keep that do not fit on the disk."""
     missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
     models = [artifact for artifact in missing if "variant" in artifact.arguments]
     kept = sum(artifact.arguments["keep"] for artifact in models)
@@ -128,26 +129,34 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
     validation = [record for result in results for record in result.validation]
     failures = [failure for result in results for failure in result.failures]
     rows = rows_of(cells, records, validation, failures)
-    return Swept(len(cells), rows, best_of(rows), failures)
+    failed = {(failure.name, failure.way) for failure in failures}
+    references = {
+        line.method: line.mean
+        for line in lines(records)
+        if line.method in REFERENCES
+        and (line.protocol, line.way.aligner) == ("current", None)
+        and (line.method, line.way) not in failed
+    }
+    return Swept(len(cells), rows, best_of(rows), failures, references)
 
 
 def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
-    """Score a merge, the base or the experts in every way on every split; `keep` the model; failures are noted."""
+    """Score a merge, the base or the experts by every protocol on every split, and write scores and failures."""
     protocols = protocols_for(work.recipe, variant)
     if variant.name == "expert":
         protocols = [protocol for protocol in protocols if "expert" not in protocol.needs]
     cells = [Failure(variant.name, protocol.way(variant.seen), "") for protocol in protocols]
     records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
     subject, encoded = Subject(variant.name, {}), _encoded_by_split(work.encoded, splits)
-    with _noting(failures, *cells):
+    with _recording(failures, *cells):
         subject = _subject(work, variant, place if keep else None)
     scored = zip(protocols, cells, strict=True)
     for (task, model), (protocol, cell), split in product(subject.models.items(), scored, splits):
-        with _noting(failures, replace(cell, place=f"{task}/{split}")):
+        with _recording(failures, replace(cell, place=f"{task}/{split}")):
             alone = replace(subject, models={task: model})
             records[split] += _records(place, alone, [protocol], encoded[split], split=split)
     if subject.models and variant.name != "expert":
-        with _noting(failures):  # all labels in one space
+        with _recording(failures):  # the joint label space
             joint = _records(place, subject, [], encoded["test"])
             records["test"] += [replace(record, seed=variant.first) for record in joint]
             facts = {} if variant.name == "base" else _facts(next(iter(subject.models.values())))
@@ -156,8 +165,8 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
 
 
 @contextmanager
-def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
-    """Note an error of the block for these cells; an output that cannot be written ends the sweep."""
+def _recording(failures: list[Failure], *cells: Failure) -> Iterator[None]:
+    """Record an error of the block for these cells; an output that cannot be written ends the sweep."""
     try:
         yield
     except OutputError:
@@ -167,7 +176,7 @@ def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
 
 
 def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
-    """What is scored, with its weights computed. `kept`: a folder to write the model to."""
+    """Return the subject to score, with its weights computed. `kept`: a folder to write the model to."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
     if variant.name == "expert":
         return Subject("expert", work.encoded.teachers)
@@ -177,7 +186,7 @@ def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
     model = merge(experts, variant.merge(recipe), progress=work.progress)
     if kept is not None:
         write_weights(model, kept / MODEL, recipe, progress=work.progress)
-        model = replace(read_model(kept / MODEL), origin=model.origin)  # computed once
+        model = replace(read_model(kept / MODEL), origin=model.origin)  # not computed again
     loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
     return replace(Subject.of(model, tasks), name=variant.name)
 
@@ -185,7 +194,7 @@ def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
 def _records(
     place: Path, subject: Subject, protocols: list[EvaluationProtocol], encoded: EncodedTasks, *, split: str = "test"
 ) -> list[Record]:
-    """Records of protocols, or of the joint label space if there are none; predictions on test are written."""
+    """Score by protocols, or in the joint label space if there are none; predictions on test are written."""
     scored = list(evaluate([subject], protocols, encoded))
     if split != "test":
         return [replace(item.record, split=split, predictions=None) for item in scored]
@@ -203,40 +212,35 @@ def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[st
     if "val" not in splits:
         return {"test": encoded}
     val = {}
-    for name, task in encoded.tasks.items():  # in the place of the test split, which is then out of reach
+    for name, task in encoded.tasks.items():  # replaces the test split, which is then out of reach
         others = {split: part for split, part in task.splits.items() if split not in ("val", "test")}
         val[name] = replace(task, splits={**others, "test": replace(task["val"], split="test")})
     return {"test": encoded, "val": replace(encoded, tasks=val)}
 
 
 def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
-    """Write records, comparisons, notes and tables of all scores, without rows that failed anywhere."""
+    """Write records, comparisons, notes and tables of all scores, without rows that failed on any task."""
     section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)
     failed = {(failure.name, failure.way) for failure in swept.failures}
     records, predictions = list[Record](), dict[str, Predictions]()
     for key, result in zip(scores, results, strict=True):
-        own = [record for record in result.records if (record.method, record.way) not in failed]
-        predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in own}
-        records += own
+        scored = [record for record in result.records if (record.method, record.way) not in failed]
+        predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in scored}
+        records += scored
     against = section.against if any(record.method == section.against for record in records) else None
     comparisons = compare_records(
         records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
     )
-    taught = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
-    encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
-    where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
-    count = f"{len(swept.rows)} ways to merge and score share the same test inputs, so the best row of a table"
-    notes = [*contamination_notes(encoded), f"{count} is the best in hindsight; {where}"]
+    needs_experts = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
+    encoded = work.encoded if section.references or needs_experts else replace(work.encoded, teachers={})
+    where = "sweep.md has the best on validation" if any(item.chosen for item in swept.best) else "see sweep.md"
+    count = f"{len(swept.rows)} rows were scored on the same test inputs"
+    notes = [*contamination_notes(encoded), f"{count}, so the best row is the best in hindsight; {where}"]
     if failed:
-        notes.append(f"{len(failed)} of them failed on some task and are left out; see sweep.md")
+        notes.append(f"{len(failed)} rows failed on some task and are left out; see sweep.md")
     Scores(records, comparisons, notes, predictions).write(place)
     write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
-    references = {
-        line.method: line.mean
-        for line in lines(records)
-        if line.method in REFERENCES and line.protocol == "current" and line.way.aligner is None
-    }
     csv = sweep_csv(swept.rows, swept.best, list(section.data))
     (place / "sweep.csv").write_bytes(csv.encode())
-    (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, references).encode())
+    (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, swept.references).encode())

@@ -1,7 +1,7 @@
-"""The merges of a sweep, the ways to score them, and the cells that both make; each that differs once.
+"""Variants (merges) of a sweep, the protocols that score them, and their combinations (cells), each once.
 
-A *variant* is one merge: method, options, seed. A merge that draws at random is made once per seed and scored with that
-seed. Any other is made once; its draws of few inputs are repeated once per seed.
+A *variant* is one merge: method, options, seed. A random merge is made once per seed and scored with that seed. Any
+other merge is made once, and its draws of few inputs are repeated once per seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_PLACE = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One merge, scored with `seeds` seeds from `first` on. `seen`: the inputs that were used to make it."""
+    """One merge, scored with `seeds` seeds from `first` on. `seen`: access of the merge to inputs."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name in its records, the same for all seeds."""
+        """Name in records, the same for all seeds."""
         return " ".join((self.method, *(f"{key}={_short(value)}" for key, value in self.parameters.items())))
 
     @property
@@ -52,7 +52,7 @@ class Variant:
         return self.seen != "data-free"
 
     def merge(self, recipe: Recipe) -> Merge:
-        """What determines its weights."""
+        """Return the options that determine its weights."""
         merge, seed = recipe.merge, recipe.seed + (self.first if self.seeds == 1 else 0)
         fit = merge.fit if self.fitted else None
         return replace(merge, method=self.method, parameters=dict(self.parameters), seed=seed, fit=fit)
@@ -60,7 +60,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One merge scored in one way with one seed."""
+    """One merge scored by one protocol with one seed."""
 
     variant: Variant
     way: Way
@@ -72,7 +72,7 @@ class Cell:
 
 
 def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
-    """Return both sections of a sweep; refuse sections that have no meaning in it."""
+    """Return the sections `sweep` and `evaluate`; refuse sections that a sweep does not use."""
     if recipe.sweep is None or recipe.evaluate is None:
         raise RecipeError("the recipe has no section 'sweep'; add one, with the methods to try (docs/sweeps.md)")
     for name, way in _NO_PLACE.items():
@@ -80,16 +80,16 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
             raise RecipeError(f"{name!r} has no place in a sweep: {way}; leave {name!r} out")
     if recipe.sweep.methods and recipe.parameters:
         raise RecipeError(
-            "'parameters' are of 'method'; a sweep with 'methods' has them there: {method: ties, parameters: {...}}"
+            "'parameters' are of 'method'; in a sweep, give them in 'methods': {method: ties, parameters: {...}}"
         )
     return recipe.sweep, recipe.evaluate
 
 
 def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
-    """The splits to score: test, and val if the best is chosen there. Reads the data."""
+    """Read the data and return the splits to score: test, and val if the best is chosen there."""
     from orthomerge.data.reading import read_task
 
-    why = "the val split is what the protocols are fitted to ('support')" if evaluate.support == "val" else ""
+    why = "the protocols are fitted to the val split ('support')" if evaluate.support == "val" else ""
     for name, source in evaluate.data.items():
         task = read_task(source) if isinstance(source, str) else source
         if task["test"].labels is None:
@@ -97,12 +97,12 @@ def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
         if not why and ("val" not in task.splits or task["val"].labels is None or not len(task["val"])):
             why = f"{name!r} has no labelled val split"
     if sweep.choose == "val" and why:
-        raise RecipeError(f"the best cannot be chosen on val: {why}; change that, or say 'choose: test'")
+        raise RecipeError(f"the best cannot be chosen on val: {why}; change that, or set 'choose: test'")
     return ("test",) if why or sweep.choose == "test" else ("test", "val")
 
 
 def variants_of(recipe: Recipe) -> list[Variant]:
-    """Every distinct merge, in the order of the section."""
+    """Return every distinct merge, in the order of the section."""
     sweep, _ = sweep_of(recipe)
     variants: dict[tuple[str, int], Variant] = {}
     for item in sweep.methods or (SweptMethod(recipe.method, recipe.parameters),):
@@ -127,12 +127,12 @@ def _variants(recipe: Recipe, sweep: Sweep, swept: SweptMethod) -> Iterator[Vari
 
 
 def protocols_for(recipe: Recipe, variant: Variant) -> list[EvaluationProtocol]:
-    """How a variant is scored: by the protocols that `evaluate` names, and by the aligners of the sweep."""
+    """Return the protocols of a variant: those that `evaluate` names, and the aligners of the sweep."""
     sweep, evaluate = sweep_of(recipe)
     scorings = () if evaluate.protocols == Evaluate.protocols else evaluate.scorings
     for scoring in scorings:
         if scoring.seeds != Scoring.seeds:
-            raise RecipeError("the 'seeds' of a sweep count for all protocols; leave 'seeds' of the protocol out")
+            raise RecipeError("the 'seeds' of a sweep count for all protocols; leave out 'seeds' of the protocol")
     aligned = (
         Scoring() if name == "none" else Scoring(aligner=name, shots=sweep.shots, access=sweep.access)
         for name in sweep.aligners
@@ -144,7 +144,7 @@ def protocols_for(recipe: Recipe, variant: Variant) -> list[EvaluationProtocol]:
 
 
 def cells_of(recipe: Recipe) -> list[Cell]:
-    """All cells, in the order of the merges."""
+    """Return all cells, in the order of the merges."""
     return [
         Cell(variant, protocol.way(variant.seen), seed)
         for variant in variants_of(recipe)

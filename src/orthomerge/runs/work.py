@@ -1,7 +1,7 @@
-"""What the artifacts of a run share: recipe, run folder, store, opened experts, and keys of results.
+"""State that the artifacts of a run share (recipe, run folder, store, opened experts), and keys of results.
 
-A key is a hash of everything that a result depends on, and of nothing else: of inputs their content, but not where
-files are, when they were written, or where and how the result is computed.
+A key is a hash of everything that a result depends on and of nothing else: the content of inputs, but not the paths and
+times of files, and not where or how fast the result is computed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
 STORE = ".store"
-MODEL = "model"  # in a result that has one
-# Beside the weights, what a merge reads of a checkpoint.
+MODEL = "model"  # folder of the model in a result
+# Files of a checkpoint that a merge reads, beside the weights.
 _DOCUMENTS = ("config.json", "adapter_config.json", README, *COMPANIONS)
-_COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of sections that identify no result
+_COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # options that do not change results
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A run under way; another process gets the plain fields and opens everything itself.
+    """A run in progress; another process gets the plain fields and opens everything itself.
 
-    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if they are open already.
+    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if they are already open.
     """
 
     recipe: Recipe
@@ -57,7 +57,7 @@ class Work:
     _models: dict[str, Model] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
         return {**plain, "progress": Watch(), "opened": None, "_models": {}}
 
     @property
@@ -74,14 +74,14 @@ class Work:
 
     @property
     def section(self) -> Evaluate:
-        """The section `evaluate`, without which nothing is scored."""
+        """Section `evaluate`, or an error if the recipe has none."""
         if self.recipe.evaluate is None:
             raise RecipeError("the recipe has no section 'evaluate'; add one with the data of the tasks")
         return self.recipe.evaluate
 
     @cached_property
     def encoded(self) -> EncodedTasks:
-        """The tasks of `evaluate` with the experts as teachers."""
+        """Tasks of `evaluate`, with the experts as teachers."""
         from orthomerge.data.reading import labelled_tasks
         from orthomerge.evaluation.encoded import EncodedTasks
         from orthomerge.models.encoding import Encoding
@@ -93,13 +93,13 @@ class Work:
         return EncodedTasks(tasks, teachers, how, self.progress)
 
     def folder(self, key: str) -> Path:
-        """The content of a result, which must be in the store."""
+        """Return the folder of a result, which must be in the store."""
         if self.store.get(key) is None:
-            raise OutputError(f"{self.store.content(key)} is gone, or not what was written; run the same command again")
+            raise OutputError(f"{self.store.content(key)} is missing or was changed; run the same command again")
         return self.store.content(key)
 
     def model(self, key: str) -> Model:
-        """The model of a result, read once per process, with the experts that it was made from."""
+        """Return the model of a result with its experts; it is read once per process."""
         if key not in self._models:
             model = read_model(self.folder(key) / MODEL)
             self._models[key] = replace(model, origin=replace(model.origin, experts=self.experts))
@@ -107,26 +107,30 @@ class Work:
 
 
 def key_of(*parts: Any) -> str:
-    """Hash plain data and the versions of the code that computes with it."""
+    """Hash plain data together with the versions of orthomerge and torch."""
     content = [VERSION, version("torch"), *parts]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def merge_key(recipe: Recipe, merge: Merge, experts: Experts) -> str:
-    """The key of a merge or fit of a recipe's experts."""
+    """Return the key of a merge or fit of a recipe's experts."""
     options = {name: value for name, value in vars(merge).items() if name != "device"}
     fit = None if merge.fit is None else section_content(merge.fit)
     return key_of({**options, "fit": fit}, _experts_content(recipe, experts), recipe.max_shard_size)
 
 
 def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
-    """A section with digests of its inputs, without the keys that only say how it is computed."""
+    """Return a section with digests of its data, without options that do not change results."""
     content = {name: value for name, value in vars(section).items() if name not in ("data", *_COMPUTE)}
     return {**content, "data": [(task, source_digest(source)) for task, source in section.data.items()]}
 
 
 def source_digest(source: str | Task) -> str:
-    """Hash a task's data: a file, all files of a folder, or a task in memory; a dataset of the hub is its name."""
+    """Hash a task's data: a file, a folder or a task in memory; for a dataset of the Hub, return its name."""
+    from orthomerge.data.reading import ColumnSource
+
+    if isinstance(source, ColumnSource):
+        return key_of(source_digest(str(source)), source.text, source.label)
     if not isinstance(source, str):
         parts = sorted(source.splits.items())
         labels = {split: None if part.labels is None else part.labels.tolist() for split, part in parts}
@@ -146,7 +150,7 @@ def _file_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, *stamp: int) -> str:
-    """Hash a file, once per `stamp`, which differs after any write: the time of a change of status cannot be set."""
+    """Hash a file once per `stamp`, which differs after any write, since no program can set the time of a change."""
     return RawFile(path).digest()
 
 

@@ -1,4 +1,4 @@
-"""Prompts of the frozen heads under which the eight CLIP experts were fine-tuned.
+"""Prompts of the frozen heads with which the eight CLIP experts were fine-tuned.
 
 Radford et al. 2021, arXiv 2103.00020, and FusionBench (Tang et al. 2024, arXiv 2406.03280), which made the experts.
 """
@@ -36,9 +36,9 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
         for noun in ("texture", "pattern", "thing", "object")
     ),
 }
-_COUNTED = ("svhn", "mnist")  # whose classes are numbers
-# From EuroSAT's own names to those of the prompts.
-_SPOKEN: Mapping[str, Mapping[str, str]] = {
+_DIGIT_TASKS = ("svhn", "mnist")  # tasks whose classes are digits
+# Words for prompts by task and label, for datasets with other labels.
+_PROMPT_WORDS: Mapping[str, Mapping[str, str]] = {
     "eurosat": {
         "annualcrop": "annual crop land",
         "herbaceousvegetation": "brushland or shrubland",
@@ -55,13 +55,13 @@ _SPOKEN: Mapping[str, Mapping[str, str]] = {
 
 
 def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Turn the labels of a task into words for its templates; numbers are refused unless they are digits."""
+    """Return the class names of a task for its templates; numbers are refused, except in tasks of digits."""
     numbers = [label for label in labels if label.isdecimal()]
-    if numbers and task not in _COUNTED:
+    if numbers and task not in _DIGIT_TASKS:
         raise RecipeError(
-            f"the classes of {task!r} must be named in words, of which its head is made, got {some(numbers)}; "
-            "name its folders, or its labels, as the prompts should call them"
+            f"the classes of {task!r} must be named in words, from which its head is computed, got {some(numbers)}; "
+            "rename its folders, or its labels, to the words for the prompts"
         )
-    spoken = _SPOKEN.get(task, {})
+    words = _PROMPT_WORDS.get(task, {})
     names = (re.sub(r"[\s_]+", " ", label).strip() for label in labels)
-    return tuple(spoken.get(name.replace(" ", "").casefold(), name) for name in names)
+    return tuple(words.get(name.replace(" ", "").casefold(), name) for name in names)

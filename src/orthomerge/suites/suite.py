@@ -1,9 +1,9 @@
-"""A suite: base, experts and tasks under one name, in one folder, built once and found again.
+"""A suite: base, experts and tasks under one name, built once in one folder and then reused.
 
 FOLDER/base/            the pre-trained encoder
-FOLDER/experts/TASK/    fine-tuned classifiers, in stock format
+FOLDER/experts/TASK/    fine-tuned classifiers, in the format of transformers
 FOLDER/mtl/TASK/        one encoder trained on all tasks at once, with each task's head
-FOLDER/features/        features of encoders, by content
+FOLDER/features/        cache of encoded features
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 def suite_root() -> Path:
-    """Folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
+    """Return the folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
     return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
 
 
@@ -49,8 +49,8 @@ def suite_root() -> Path:
 class Suite:
     """A built suite.
 
-    `paths`: folders of the experts in stock format, or an `Expert` with what its file does not say. `options`: how they
-    are opened, as of `Opening`, for example `pooling`.
+    `paths`: folders of the experts, or an `Expert` with head, labels or prefix for other files. `options`: options of
+    `Opening` for all experts, for example `pooling`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Suite:
         return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
 
     def experts(self) -> Experts:
-        """Experts, opened once with their base."""
+        """Return the experts, opened once with their base."""
         return self._experts
 
     def merged(self, method: str, options: Mapping[str, Any] | None = None) -> Model:
@@ -78,7 +78,7 @@ class Suite:
         return merge_opened(self.experts(), method, options or {})
 
     def references(self) -> dict[str, Subject]:
-        """References of every table: the base with the experts' heads, the experts, and multi-task training."""
+        """Return references for tables: the base with the experts' heads, the experts, and multi-task training."""
         experts = self.experts()
         references = {
             "base": dict.fromkeys(self.tasks, experts.base.with_heads(experts.heads)),
@@ -89,11 +89,11 @@ class Suite:
         return {name: Subject(name, models) for name, models in references.items()}
 
     def alone(self, paths: Mapping[str, Path]) -> dict[str, Model]:
-        """Open other classifiers of the suite's tasks, each as a model of its own."""
+        """Open other classifiers of the suite's tasks, each as a separate model."""
         return Experts(opening_of(paths, **self.options)[0]).check().sources
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
-        """How the suite's inputs are encoded."""
+        """Return the options for encoding the suite's inputs."""
         return Encoding(FeatureCache(self.folder / "features"), device, batch=batch, processor=self.processor)
 
 
@@ -110,7 +110,7 @@ def make_experts(suite: Suite, settings: Tuning, *, root: Path, say: Say) -> dic
             settings=settings,
             processor=suite.processor,
             others=others if settings.mode == "tau_jp" else (),
-            resume=False,  # a training takes minutes at most
+            resume=False,  # training takes minutes at most
         )
         say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
     return {name: root / name for name in suite.tasks}
@@ -147,7 +147,7 @@ def copy_base(target: Path, reference: str, say: Say) -> None:
 
 
 def pretrained_vit(suite: Suite, shape: Mapping[str, Any], settings: Tuning, *, say: Say) -> None:
-    """Train a ViT on all training sets together and keep it without heads as the base, unless that exists."""
+    """Train a ViT on all training sets together and save it without heads as the base, unless that exists."""
     if _exists(suite.base):
         return
     start, joint = suite.folder / "start", suite.folder / "pretraining"

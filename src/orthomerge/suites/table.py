@@ -1,4 +1,4 @@
-"""The table of suites, written by hand."""
+"""Table of suites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One suite. `maker`: `module:function`; `needs`: what a user must bring."""
+    """One suite. `maker`: `module:function`; `needs`: requirements, shown to users."""
 
     name: str
     maker: str
@@ -51,7 +51,7 @@ SUITES: Mapping[str, Row] = {
 
 
 def find_suite(name: str) -> Row:
-    """The row of a suite; an unknown name offers the nearest."""
+    """Return the row of a suite; the error for an unknown name suggests the nearest."""
     if name not in SUITES:
         raise RecipeError(f"unknown suite {name!r}; {nearest(name, SUITES)}")
     return SUITES[name]
@@ -66,11 +66,11 @@ def build_suite(
     device: str = "auto",
     say: Say = print,
 ) -> Suite:
-    """Build a suite in a folder, the cache if None; what is there already is kept. `data`: a folder of the user's."""
+    """Build a suite in a folder, by default in the cache; existing parts are kept. `data`: folder with the tasks."""
     from orthomerge.suites.suite import suite_root
 
-    row, place = find_suite(name), Path(folder) if folder else suite_root() / name
-    given = Path(data) if data else None
+    row, target = find_suite(name), Path(folder) if folder else suite_root() / name
+    source = Path(data) if data else None
     module, _, function = row.maker.partition(":")
     build = getattr(import_module(f"orthomerge.suites.{module}"), function)
-    return cast("Suite", build(name=name, folder=place, data=given, base=base, device=device, say=say))
+    return cast("Suite", build(name=name, folder=target, data=source, base=base, device=device, say=say))

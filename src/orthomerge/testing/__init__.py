@@ -13,9 +13,8 @@ A plug-in adds a row to a table through an entry point; one test per row is then
 - `check_aligner(row, options)`: aligners, rows of `orthomerge.alignment.aligners`.
 - `check_protocol(row, options)`: evaluation protocols, rows of `orthomerge.evaluation.protocols`.
 
-Each raises an AssertionError that names the row, its options and the contract that is broken. `options` are those under
-which an entry is checked, beside the `quick` options of its row. `toys` and `settings` hold what the contracts are
-checked on; plug-ins may use them in tests of their own.
+Each raises an AssertionError that names the row, its options and the broken contract. `options` are added to the
+`quick` options of the row. `toys` and `settings` make the inputs of the checks; plug-ins may use them in other tests.
 """
 
 from orthomerge.testing.aligners import check_aligner as check_aligner

@@ -22,7 +22,7 @@ _D = 6
 
 
 def check_aligner(row: Row, options: Mapping[str, Any] | None = None) -> None:
-    """Check the contracts of an aligner; the first that is broken raises an AssertionError.
+    """Check the contracts of an aligner; raise an AssertionError for the first that is broken.
 
     `options` are added to those of `row.quick`.
     """
@@ -44,7 +44,7 @@ class _Case:
             raise AssertionError(f"aligner {self.row.name!r} with options {dict(self.options)}: {message}")
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
-        """Align; the classifier must be finite and have the head's labels."""
+        """Fit, and require a finite classifier with the head's labels."""
         aligner: Aligner = instance_of(self.row, self.options, what="aligner")
         alignment = aligner.fit(pair, head)
         self.require(alignment.classifier.labels == head.labels, "the labels must be those of the head")
@@ -54,13 +54,13 @@ class _Case:
 
 
 def turned_pair(count: int = 12, *, d: int = _D) -> FeaturePair:
-    """Expert features, and the same rotated, shrunk and with noise as those of a merge."""
+    """Return random features of an expert, with those of a merge: the same, rotated, scaled and with noise."""
     expert = random(count, d, seed=1) + 1
     return pair_of(0.7 * expert @ rotation(d) + 0.3 * random(count, d), expert)
 
 
 def _form_is_kept(case: _Case) -> None:
-    """A head keeps shapes and dtypes, other classifiers have tensors of their own, and inputs are not changed."""
+    """Check that heads keep shapes and dtypes, other classifiers have extra tensors, and inputs are not changed."""
     for kind in HEADS:
         head, pair = head_of(kind), turned_pair()
         inputs = [*head.tensors().values(), pair.merged.values, pair.expert.values]
@@ -73,23 +73,23 @@ def _form_is_kept(case: _Case) -> None:
         case.require(plain, "facts must be numbers, texts or truth values")
         if case.row.extra:
             classifier: Any = alignment.classifier
-            own = not isinstance(classifier, Head) and classifier.extra_tensors()
-            case.require(own, "'extra' is for classifiers that are no Head and have 'extra_tensors'")
+            has_extra = not isinstance(classifier, Head) and classifier.extra_tensors()
+            case.require(has_extra, "'extra' is for classifiers that are not a Head and have 'extra_tensors'")
             continue
         aligned: Any = alignment.classifier
-        case.require(isinstance(aligned, Head), "the classifier must be a Head, or the row must say 'extra'")
-        form = [(each.activation, each.normalise, _specs(each)) for each in (aligned, head)]
+        case.require(isinstance(aligned, Head), "the classifier must be a Head, or the row must have 'extra'")
+        form = [(one.activation, one.normalise, _specs(one)) for one in (aligned, head)]
         case.require(form[0] == form[1], f"a {kind} head must keep its shapes, dtypes and activation")
 
 
 def _bits_repeat(case: _Case) -> None:
     one, other = (case.fit(turned_pair(), head_of("plain")) for _ in range(2))
-    tensors = [tensors_of(each.classifier) for each in (one, other)]
+    tensors = [tensors_of(alignment.classifier) for alignment in (one, other)]
     case.require(one.facts == other.facts and same(*tensors), "the same inputs must give the same bits")
 
 
 def _few_inputs_are_enough(case: _Case) -> None:
-    """One input, one class, inputs that are all the same, or zero."""
+    """Check fits to one input, of one class, to equal inputs and to zeros."""
     for kind in HEADS:
         case.fit(turned_pair(1), head_of(kind))
     head, pair = linear_head(random(1, _D, seed=3), random(1, seed=4)), turned_pair()
@@ -98,12 +98,12 @@ def _few_inputs_are_enough(case: _Case) -> None:
     h, t, zero = random(1, _D), random(1, _D, seed=1), torch.zeros(7, _D)
     pairs = [pair_of(h.repeat(count, 1), t.repeat(count, 1)) for count in (2, 11)]
     pairs += [pair_of(zero, random(7, _D)), pair_of(random(7, _D), zero), pair_of(zero, zero)]
-    for kind, blank in product(("normalising with bias", "hidden"), pairs):
-        case.fit(blank, head_of(kind))
+    for kind, degenerate in product(("normalising with bias", "hidden"), pairs):
+        case.fit(degenerate, head_of(kind))
 
 
 def _no_change_is_none(case: _Case) -> None:
-    """If the merge left an expert's features unchanged."""
+    """Check a careful aligner on features that the merge left unchanged."""
     expert, head = turned_pair(30).expert, head_of("plain")
     classifier = case.fit(FeaturePair(expert, expert), head).classifier
     if case.row.careful:
@@ -112,15 +112,15 @@ def _no_change_is_none(case: _Case) -> None:
 
 
 def _bad_features_are_refused(case: _Case) -> None:
-    head, spoilt = head_of("plain"), random(12, _D)
-    spoilt[3, 2] = math.nan
+    head, with_nan = head_of("plain"), random(12, _D)
+    with_nan[3, 2] = math.nan
     narrow = FeaturePair(turned_pair().merged, turned_pair(d=5).expert)
     cases = {
         "no inputs": turned_pair(0),
         "features of another width than the head's": turned_pair(d=7),
         "expert features of another width than the head's": narrow,
-        "merged features that are not finite": pair_of(spoilt, random(12, _D)),
-        "expert features that are not finite": pair_of(random(12, _D), spoilt),
+        "merged features that are not finite": pair_of(with_nan, random(12, _D)),
+        "expert features that are not finite": pair_of(random(12, _D), with_nan),
     }
     aligner: Aligner = instance_of(case.row, case.options, what="aligner")
     for what, pair in cases.items():

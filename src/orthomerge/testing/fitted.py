@@ -22,7 +22,7 @@ _INPUTS = 12
 
 
 def check_fitted_method(row: Row, options: Mapping[str, Any] | None = None) -> None:
-    """Check the contracts of a method that is fitted to inputs; the first that is broken raises an AssertionError.
+    """Check the contracts of a method that is fitted to inputs; raise an AssertionError for the first that is broken.
 
     `options` are added to those of `row.quick`.
     """
@@ -69,7 +69,8 @@ def _setting_is_not_changed(case: _Case) -> None:
     setting = make_setting(inputs=_INPUTS)
     tensors = [setting.base, *(setting.tuned(task) for task in setting.tasks)]
     tensors += [tensor for head in setting.heads.values() for tensor in head.tensors().values()]
-    tensors += [each for some in setting.inputs.targets.values() for each in (some.rows, some.features, some.weights)]
+    for target in setting.inputs.targets.values():
+        tensors += [target.rows, target.features, target.weights]
     before = [tensor.clone() for tensor in tensors]
     case.fit(setting)
     case.require(all(map(torch.equal, tensors, before)), "base, heads and targets must not be written into")
@@ -81,7 +82,7 @@ def _bits_repeat(case: _Case) -> None:
 
 
 def _experts_may_be_the_base(case: _Case) -> None:
-    """No division by zero where nothing was tuned."""
+    """Check that there is no division by zero if experts equal the base."""
     setting = make_setting(inputs=_INPUTS)
     case.fit(replace(setting, tuned=lambda task: setting.base.clone(), merged=lambda *_: setting.base.clone()))
 

@@ -36,7 +36,7 @@ _TILES = (1, 8, 24, 100)
 
 
 def check_method(row: Row, options: Mapping[str, Any] | None = None) -> None:
-    """Check the contracts of a data-free method; the first that is broken raises an AssertionError.
+    """Check the contracts of a data-free method; raise an AssertionError for the first that is broken.
 
     `options` are added to those of `row.quick`; the contract of a single expert uses those of `row.faithful` alone.
     """
@@ -54,7 +54,7 @@ class _Case:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """As many experts as the method merges, at most three."""
+        """Tasks of as many experts as the method merges, at most three."""
         return _TASKS[: self.row.experts[1]]
 
     def require(self, condition: object, message: str) -> None:
@@ -81,7 +81,7 @@ class _Case:
         return block.site.key, weights.reshape(-1)
 
     def require_like(self, result: torch.Tensor, block: Block) -> None:
-        """A result must have the shape of the base, in float32."""
+        """Require a result in float32 with the shape of the base."""
         where, shape = f"the result of {block.site.key!r} must", tuple(block.base.shape)
         self.require(result.dtype == torch.float32, f"{where} be float32, got {result.dtype}")
         self.require(result.shape == shape, f"{where} have shape {shape}, got {tuple(result.shape)}")
@@ -105,7 +105,7 @@ def _single_expert_comes_back(case: _Case) -> None:
     for key, tensor in experts[_TASKS[0]].items():
         faithful.require(
             torch.allclose(result[key], tensor, rtol=1e-5, atol=1e-6),
-            f"a single expert must come back, {key!r} does not",
+            f"a single expert must come back unchanged, {key!r} does not",
         )
 
 
@@ -150,7 +150,7 @@ def _order_of_tensors_does_not_matter(case: _Case) -> None:
 
 
 def _seed_decides(case: _Case) -> None:
-    """The same seed gives the same bits; another seed changes what is drawn, except at density 1."""
+    """Check that the same seed gives the same bits and another seed others, except at density 1."""
     base, experts = _world(len(case.tasks))
     first = case.merged(base, experts)
     case.require(same(first, case.merged(base, experts)), "two merges with the same seed must give the same bits")

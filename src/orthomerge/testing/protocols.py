@@ -1,4 +1,4 @@
-"""Contracts of evaluation protocols: they build a classifier from the evidence that they declare, and no other."""
+"""Contracts of evaluation protocols: they build a classifier from the declared evidence only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNT = 12
 
 
 def check_protocol(row: Row, options: Mapping[str, Any] | None = None) -> None:
-    """Check the contracts of a protocol; the first that is broken raises an AssertionError."""
+    """Check the contracts of a protocol; raise an AssertionError for the first that is broken."""
 
     def require(condition: object, message: str) -> None:
         if not condition:
@@ -57,8 +57,8 @@ def _evidence(needs: frozenset[Need], kind: str) -> Evidence:
 
 
 def _tensors(evidence: Evidence) -> list[torch.Tensor]:
-    features = [each.values for each in (evidence.support, evidence.expert) if each is not None]
-    return [*evidence.head.tensors().values(), *features]
+    values = [features.values for features in (evidence.support, evidence.expert) if features is not None]
+    return [*evidence.head.tensors().values(), *values]
 
 
 def _logits(classifier: Classifier) -> torch.Tensor:

@@ -14,7 +14,7 @@ from orthomerge.models.heads import Head
 
 
 def check_row(row: TableRow, require: Callable[[object, str], None], *, what: str) -> None:
-    """Name, title, reference and a docstring; an unknown option is refused by name."""
+    """Require a name, title, reference and docstring, and that an unknown option is refused by name."""
     require(row.name and row.title and row.reference, "name, title and reference must not be empty")
     require(getdoc(maker_of(row)), "its class or function must have a docstring")
     try:
@@ -26,7 +26,7 @@ def check_row(row: TableRow, require: Callable[[object, str], None], *, what: st
 
 
 def tensors_of(classifier: Any) -> dict[str, torch.Tensor]:
-    """Tensors of a classifier: a head, or one with extra parameters."""
+    """Return the tensors of a classifier: a head, or one with extra parameters."""
     if isinstance(classifier, Head):
         return classifier.tensors()
     return {**classifier.head.tensors(), **classifier.extra_tensors()}

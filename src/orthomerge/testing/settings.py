@@ -19,7 +19,7 @@ from orthomerge.fitting.setting import Setting
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks
-from orthomerge.merging.stream import prepare as surveyed
+from orthomerge.merging.stream import prepare as prepare_method
 from orthomerge.merging.vectors import TaskVector, TaskVectors
 from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
@@ -36,7 +36,7 @@ Kind = Literal["bert", "vit"]
 
 @dataclass(frozen=True)
 class Words:
-    """A small tokenizer: one number per word, padded to the longest text and `padding` further."""
+    """A small tokenizer: one number per word, padded to the longest text and by `padding` more."""
 
     modality: ClassVar[Modality] = "text"
     padding: int = 0
@@ -127,12 +127,12 @@ def assemble(
     *,
     seed: int = 0,
 ) -> Setting:
-    """Make a setting of given experts and encode the teachers' features."""
+    """Make a setting from experts, with the teachers' features encoded."""
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: tasks[task]["train"].unlabelled() for task in experts}
-    blank = {task: torch.zeros(len(some), WIDTH) for task, some in examples.items()}
+    zeros = {task: torch.zeros(len(inputs), WIDTH) for task, inputs in examples.items()}
     processors = dict.fromkeys(experts, processor)
-    inputs = prepare(examples, processors, blank, device=encoder.device)
+    inputs = prepare(examples, processors, zeros, device=encoder.device)
     teacher = {}
     for task, weights in experts.items():
         encoder.load(weights)
@@ -162,14 +162,14 @@ def merge_flat(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Merge flat experts by a data-free method, [P]."""
+    """Merge flat experts by a data-free method; return weights [P]."""
     layout = encoder.layout
     start = dict(layout.views(base))
     vectors = TaskVectors(
         {task: TaskVector.between(start, dict(layout.views(weights))) for task, weights in experts.items()}
     )
-    chosen = cast("TensorMethod | SurveyMethod", make_method(method, options, tasks=vectors.tasks, seed=seed))
-    ready = surveyed(chosen, vectors)
+    unprepared = cast("TensorMethod | SurveyMethod", make_method(method, options, tasks=vectors.tasks, seed=seed))
+    ready = prepare_method(unprepared, vectors)
     merged = base.clone()
 
     def place(block: Block, weights: torch.Tensor) -> None:

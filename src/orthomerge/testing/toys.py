@@ -13,28 +13,28 @@ HEADS = ("plain", "no bias", "normalising", "normalising with bias", "hidden", "
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal random numbers."""
+    """Return normal random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def rotation(d: int, *, angle: float = 1.5, seed: int = 0) -> torch.Tensor:
-    """Random rotation [d, d]."""
+    """Return a random rotation [d, d]."""
     A = random(d, d, seed=seed)
     return torch.matrix_exp(angle * (A - A.T) / math.sqrt(2 * d))
 
 
 def pair_of(merged: torch.Tensor, expert: torch.Tensor) -> FeaturePair:
-    """Pair of features of a task "toy"."""
+    """Return a pair of features of a task "toy"."""
     return FeaturePair(Features(merged, "toy", "train"), Features(expert, "toy", "train"))
 
 
 def linear_head(weight: torch.Tensor, bias: torch.Tensor | None = None, *, normalise: bool = False) -> Head:
-    """Head of one layer with the labels "class 0", "class 1", ..."""
+    """Return a head of one layer with the labels "class 0", "class 1", ..."""
     return Head(Linear(weight, bias), tuple(f"class {number}" for number in range(len(weight))), normalise=normalise)
 
 
 def head_of(kind: str, *, d: int = 6, classes: int = 3) -> Head:
-    """Head of one of the kinds in `HEADS`."""
+    """Return a head of one of the kinds in `HEADS`."""
     weight, bias = random(classes, d, seed=1), random(classes, seed=2)
     if kind.startswith("hidden"):
         output = Linear(random(classes, 5, seed=3), bias)

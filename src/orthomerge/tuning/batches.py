@@ -1,4 +1,4 @@
-"""Labelled inputs in the order of a seed, as batches on a device; training images can be shifted."""
+"""Batches of labelled inputs, shuffled by a seed, on a device; training images can be shifted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orthomerge.data.task import Examples
 from orthomerge.models.prepared import Batch, Part, Pool
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor
 
-_PART = 8  # an image is shifted by at most its side over this
+_PART = 8  # an image is shifted by at most 1 / _PART of its side
 _PIXELS = "pixel_values"
 # The inputs of other processors are not kept: rows could depend on the rest of their batch.
 _KEPT = (TextProcessor, PixelProcessor, ImageProcessor)
 
 
 class Feed:
-    """Batches of examples of some sources; unknown labels are -1.
+    """Batches of examples from several sources; missing labels are -1.
 
     Inputs are processed once and kept on the device if they fit into `room` bytes. `sizes`: examples per source.
     """
@@ -37,16 +37,16 @@ class Feed:
         ]
 
     def batch(self, number: int, rows: torch.Tensor) -> tuple[Batch, torch.Tensor]:
-        """Inputs and labels of some rows of source `number`."""
+        """Return inputs and labels of some rows of source `number`."""
         return self._pool.batch(rows + self._starts[number]), self._labels[number][rows].to(self._pool.device)
 
     def ordered(self, number: int, size: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of a whole source in its own order."""
+        """Yield the batches of a whole source in its own order."""
         return (self.batch(number, rows) for rows in torch.split(torch.arange(self.sizes[number]), size))
 
 
 def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[tuple[int, torch.Tensor]]:
-    """Source and rows of every batch of an epoch: each source shuffled and cut, then all batches shuffled."""
+    """Shuffle each source, split it into batches, and shuffle these: source and rows of every batch of an epoch."""
     batches = []
     for number, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(derive(seed, "examples", number, epoch))
@@ -54,30 +54,30 @@ def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> l
     if len(sizes) == 1:
         return batches
     generator = torch.Generator().manual_seed(derive(seed, "tasks", epoch))
-    return [batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()]
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
 def sample(size: int, count: int, *, seed: int, step: int) -> torch.Tensor:
-    """At most `count` distinct rows of `size` for one step."""
+    """Draw at most `count` distinct rows of `size` for one step."""
     generator = torch.Generator().manual_seed(derive(seed, "others", step))
     return torch.randperm(size, generator=generator)[:count]
 
 
 def shifted(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:
-    """The batch with every image shifted at random, by seed and step."""
+    """Shift every image of a batch at random, by seed and step."""
     images = batch[_PIXELS]
     generator = torch.Generator().manual_seed(derive(seed, "shift", step))
     most = [side // _PART for side in images.shape[2:]]
-    moves = [torch.randint(-by, by + 1, (len(images),), generator=generator) for by in most]
+    moves = [torch.randint(-limit, limit + 1, (len(images),), generator=generator) for limit in most]
     return {**batch, _PIXELS: shift(images, torch.stack(moves, 1))}
 
 
 def shift(images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
-    """Images [B, C, H, W] shifted down and to the right by `moves` [B, 2] pixels; the edge is repeated."""
+    """Shift images [B, C, H, W] down and to the right by `moves` [B, 2] pixels, repeating the edge."""
     count, channels, height, width = images.shape
     down, right = moves.to(images.device).unsqueeze(2).unbind(1)
     rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)
-    which = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    numbers = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
     colours = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
-    return images[which, colours, rows.view(count, 1, height, 1), columns.view(count, 1, 1, width)]
+    return images[numbers, colours, rows.view(count, 1, height, 1), columns.view(count, 1, 1, width)]

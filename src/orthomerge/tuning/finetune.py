@@ -1,4 +1,4 @@
-"""Make experts: fine-tune a base on one task, or on all tasks at once with one encoder (the MTL row of the papers)."""
+"""Fine-tune a base on one task, or jointly on several with one encoder (multi-task learning)."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ def finetune(
 ) -> dict[str, float]:
     """Fine-tune `base` on a task's train split, write the expert to `out`, and return the metrics of the last epoch.
 
-    `others`: inputs of other tasks, for `tau_jp`. `head`: the initial head; `frozen_head`, and CLIP without a linear
-    head, keep it. `resume`: keep the state of every epoch beside `out`, so that a killed run can continue. `inputs`:
-    the files that `task` and `others` were read from, which `out` must not overlap.
-    A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated as the linear model that it
-    is: see `Model.linearised`.
+    `others`: inputs of other tasks, for `tau_jp`. `head`: the initial head, which `frozen_head`, and CLIP without a
+    linear head, do not train. `resume`: save the state of every epoch beside `out`, so that a killed run can continue.
+    `inputs`: files that `out` must not overlap, because `task` and `others` were read from them.
+    A `linearised` or `tau_jp` expert must be evaluated as a linear model: see `Model.linearised`.
     """
     training = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
     state = state_folder(out, "tuning")
@@ -82,7 +81,7 @@ def finetune_jointly(
         raise RecipeError("joint training needs at least one task, got none")
     for name in tasks:
         if Path(name).name != name:
-            raise RecipeError(f"{name!r} cannot name a task here: it becomes the name of a folder")
+            raise RecipeError(f"a task's name must be the name of a folder, got {name!r}; rename the task")
     named = [replace(task, name=name) for name, task in tasks.items()]
     training = _Training("joint", named, base, settings, processor, family_name=family, progress=progress)
     outs = {name: out_root / name for name in tasks}
@@ -91,7 +90,7 @@ def finetune_jointly(
 
 @dataclass(frozen=True)
 class _Training:
-    """Training of one encoder on some tasks; the fields are arguments of `finetune`."""
+    """Training of one encoder on some tasks, with arguments of `finetune`."""
 
     title: str
     tasks: Sequence[Task]
@@ -110,10 +109,10 @@ class _Training:
         family = self._check()
         checkpoint = open_checkpoint(self.base)
         need = sum(4 * checkpoint.spec(name).numel for name in checkpoint)  # one expert in float32
-        taken = [self.base, *inputs]
+        paths = [self.base, *inputs]
         with ExitStack() as stack:
             folders = {
-                name: stack.enter_context(publish(out, force=force, need=need, inputs=taken, marker=EXPERT))
+                name: stack.enter_context(publish(out, force=force, need=need, inputs=paths, marker=EXPERT))
                 for name, out in outs.items()
             }
             metrics = self._train(family, folders, RunState(state, self._fingerprint(family)) if resume else None)
@@ -121,30 +120,30 @@ class _Training:
         return metrics
 
     def _check(self) -> Family:
-        """Refuse wrong arguments before a model is loaded; return the family."""
+        """Check the arguments before a model is loaded, and return the family."""
         mode = self.settings.mode
         for task in self.tasks:
             _check_labelled(task, "train")
         family = choose_family(self.base, self.family_name, head=self.head)
         if family.head is None and mode in _JOINT:
             raise RecipeError(
-                f"family {family.name!r} has no head that could be trained and saved, as mode {mode!r} would; "
+                f"family {family.name!r} has no head, which mode {mode!r} trains and saves; "
                 "use frozen_head, lora, linearised or tau_jp"
             )
         wrong = next((task for task in self.tasks if task.modality != family.modality), None)
         if wrong is not None:
             raise IncompatibleError(
-                f"task {wrong.name!r} is of modality {wrong.modality!r}, but family {family.name!r} reads "
+                f"task {wrong.name!r} has modality {wrong.modality!r}, but family {family.name!r} reads "
                 f"{family.modality!r}; choose another base"
             )
         if mode == "frozen_head" and self.head is None:
-            raise RecipeError("mode 'frozen_head' needs the head that is kept: give `head` (CLIP: zero_shot_head)")
+            raise RecipeError("mode 'frozen_head' needs a head; give it as `head` (CLIP: zero_shot_head)")
         if mode == "tau_jp" and not any(len(part) for part in self.others):
-            raise RecipeError("mode 'tau_jp' needs inputs of other tasks: give `others`")
+            raise RecipeError("mode 'tau_jp' needs inputs of other tasks; give them as `others`")
         if self.settings.augment != "none" and family.modality != "image":
             raise RecipeError(
                 f"'augment' must be none for a family that reads {family.modality!r}, got {self.settings.augment!r}: "
-                "only images can be moved; leave it out"
+                "only images can be shifted; leave it out"
             )
         device_of(self.settings.device)
         return family
@@ -167,7 +166,7 @@ class _Training:
                 metrics = train(model, run, saved)
             except NumericalError:
                 if state is not None:
-                    state.remove()  # a run that continued from there would end there again
+                    state.remove()  # a run resumed from it would fail again
                 raise
         model.to("cpu")
         for number, task in enumerate(self.tasks):
@@ -188,21 +187,20 @@ class _Training:
         return {task.name: {**own, "steps": run.steps} for task, own in zip(self.tasks, metrics, strict=True)}
 
     def _run(self, device: torch.device, state: RunState | None) -> Run:
-        """The inputs of the training loop."""
         settings = self.settings
-        train_on = [_check_labelled(task, "train") for task in self.tasks]
-        nothing = Examples([], None, "val")
-        val = [_check_labelled(task, "val") if "val" in task.splits else nothing for task in self.tasks]
+        train = [_check_labelled(task, "train") for task in self.tasks]
+        empty = Examples([], None, "val")
+        val = [_check_labelled(task, "val") if "val" in task.splits else empty for task in self.tasks]
         others = [part for part in self.others if len(part)] if settings.mode == "tau_jp" else []
-        steps, room = count_steps(settings, list(map(len, train_on))), min(_ROOM, free_memory(device) // 4)
-        # Inputs that are used less than once each are cheaper to process as they come.
-        kept = room if steps * settings.batch >= sum(map(len, train_on)) else 0
+        steps, room = count_steps(settings, list(map(len, train))), min(_ROOM, free_memory(device) // 4)
+        # Inputs that are used less than once each need not be kept.
+        kept = room if steps * settings.batch >= sum(map(len, train)) else 0
         kept_others = room if steps * settings.penalty_batch >= sum(map(len, others)) else 0
         return Run(
             title=self.title,
             settings=settings,
             device=device,
-            train=Feed(train_on, self.processor, device, room=kept),
+            train=Feed(train, self.processor, device, room=kept),
             val=Feed(val, self.processor, device, room=kept),
             others=Feed(others, self.processor, device, room=kept_others),
             progress=self.progress,
@@ -213,7 +211,7 @@ class _Training:
         return self.settings.pooling or family.default_pooling
 
     def _model(self, family: Family, run: Run) -> tuple[Model, Mapping[str, str], Any]:
-        """The model on its device; names of its encoder's tensors (on disk -> in its state dict); for `lora` peft's."""
+        """Return the model, its encoder's names (on disk -> in its state dict), and for `lora` the peft model."""
         settings, pooling = self.settings, self._pooling(family)
         skeleton = load_base(self.base, family, pooling)
         kind = LinearisedEncoder if settings.mode in LINEARISED else OrdinaryEncoder
@@ -232,7 +230,7 @@ class _Training:
         return model.to(run.device), skeleton.names, adapted
 
     def _fingerprint(self, family: Family) -> str:
-        """A hash of everything that the result depends on."""
+        """Hash everything that the result depends on."""
         parts: dict[str, Any] = {
             "version": [VERSION, torch.__version__],
             "settings": asdict(self.settings),
@@ -247,18 +245,15 @@ class _Training:
 
 
 def _digests(task: Task) -> list[Any]:
-    """Inputs and labels of the splits that training uses, for the fingerprint."""
     used = [task[name] for name in ("train", "val") if name in task.splits]
     return [[part.split, part.digest(), None if part.labels is None else part.labels.tolist()] for part in used]
 
 
 def _check_labelled(task: Task, split: str) -> Examples:
-    """The examples of a split, which must not be empty and must have labels."""
+    """Return the examples of a split, and refuse one that is empty or has no labels."""
     examples = task[split]
     if len(examples) == 0:
         raise RecipeError(f"the {split} split of task {task.name!r} is empty; it must have examples")
     if examples.labels is None:
-        raise RecipeError(
-            f"the {split} split of task {task.name!r} has no labels; an expert is made from labelled data"
-        )
+        raise RecipeError(f"the {split} split of task {task.name!r} has no labels; give labelled examples")
     return examples

@@ -1,11 +1,11 @@
-"""The training loop of one or many tasks: AdamW, linear warm-up, then cosine, clipped gradients.
+"""Training loop for one or several tasks: AdamW, linear warm-up, then cosine, clipped gradients.
 
 Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2,
-where x' are unlabelled inputs of other tasks, one of these tasks per step in turn; J(x') tau [B, d] is the change of
-another task's features when the task vector is added.
+where x' are unlabelled inputs of other tasks, one task per step in turn, and J(x') tau [B, d] is the change of their
+features by the task vector.
 
-Differs from the paper: the norm is sqrt(sum of squares + eps), for it has no gradient at tau = 0; the other tasks'
-inputs are those given, without ImageNet.
+Differs from the paper: the norm is sqrt(sum of squares + eps), because it has no gradient at tau = 0; no inputs of
+ImageNet are added to the other tasks'.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from orthomerge.tuning.batches import Feed, epoch_order, sample, shifted
 from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning
 
-_EVERY = 10  # steps between two reports: each makes the processor wait for the GPU
+_EVERY = 10  # steps between two reports, each of which waits for the GPU
 _EPS = 1e-12
 
 
 @dataclass(frozen=True)
 class Report:
-    """Progress of a run; loss and accuracy are means over the epoch so far, `val_accuracy` is known at its end."""
+    """Progress of a run; loss and accuracy are means over the epoch so far, `val_accuracy` is None before its end."""
 
     task: str
     epoch: int
@@ -50,7 +50,7 @@ Progress = Callable[[Report], None]
 
 @dataclass(frozen=True)
 class Run:
-    """What a loop needs besides the model. Sources of `val` may be empty; `others` has sources for `tau_jp` only."""
+    """Arguments of the loop besides the model. Sources of `val` may be empty; `others` is used by `tau_jp` only."""
 
     title: str
     settings: Tuning
@@ -66,19 +66,18 @@ class Run:
         return count_steps(self.settings, self.train.sizes)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Mixed precision if the settings say so, on a GPU."""
+        """Autocast to bfloat16, if set, on a GPU."""
         settings = self.settings
         enabled = settings.precision == "bfloat16" and self.device.type == "cuda"
-        # Casts of dual numbers must not be kept from one pass to the next.
+        # Casts of dual numbers must not be cached between passes.
         cache = settings.mode not in LINEARISED
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
     def enough_memory(self) -> AbstractContextManager[None]:
-        """Name batch and remedy where the device runs out of memory."""
+        """Add batch size and advice to errors by lack of memory."""
         return enough_memory(f"batches of {self.settings.batch}", "lower 'batch'")
 
     def check(self, loss: float, where: str) -> None:
-        """Refuse a loss that is not finite."""
         if not math.isfinite(loss):
             raise NumericalError(
                 f"task {self.title!r}: the loss is {loss} at {where}; lower 'lr' and 'head_lr', or check the inputs "
@@ -87,13 +86,12 @@ class Run:
 
 
 def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
-    """Number of steps of a run on tasks of these sizes."""
     steps = math.ceil(settings.epochs * sum(-(-size // settings.batch) for size in sizes))
     return min(steps, settings.steps or steps)
 
 
 def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> list[dict[str, float]]:
-    """Train what requires a gradient, and return the metrics of the last epoch by task number.
+    """Train the parameters that require gradients, and return the metrics of the last epoch by task number.
 
     `saved`: the state of a killed run of the same settings.
     """
@@ -106,7 +104,7 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
         optimiser.load(saved["optimiser"])
     with run.enough_memory():
         while step < steps:
-            torch.manual_seed(derive(settings.seed, "dropout", epoch))  # a resumed run draws the same from here on
+            torch.manual_seed(derive(settings.seed, "dropout", epoch))  # also makes a resumed run reproducible
             tally = _Tally(run, epoch + 1)
             model.train()
             order = epoch_order(run.train.sizes, settings.batch, seed=settings.seed, epoch=epoch)
@@ -140,17 +138,17 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
 
 
 def evaluate(model: Model, run: Run) -> dict[int, float]:
-    """Accuracy of every task with a validation split, by its number."""
+    """Return the accuracy of every task with a validation split, by its number."""
     model.eval()
     scores = {}
     with torch.no_grad(), run.autocast():
         for number, size in enumerate(run.val.sizes):
             if not size:
                 continue
-            right = torch.zeros((), dtype=torch.int64, device=run.device)
+            correct = torch.zeros((), dtype=torch.int64, device=run.device)
             for batch, labels in run.val.ordered(number, run.settings.batch):
-                right += (model(batch, number).argmax(1) == labels).sum()
-            scores[number] = int(right) / size
+                correct += (model(batch, number).argmax(1) == labels).sum()
+            scores[number] = int(correct) / size
     return scores
 
 
@@ -164,16 +162,16 @@ def fit_head(model: Model, run: Run, number: int) -> None:
     model.eval()
     with run.enough_memory(), torch.no_grad(), run.autocast():
         batches = run.train.ordered(number, settings.batch)
-        seen = [(model.encoding(batch).float(), labels) for batch, labels in batches]
-    features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        encoded = [(model.encoding(batch).float(), labels) for batch, labels in batches]
+    features, labels = (torch.cat(parts) for parts in zip(*encoded, strict=True))
     head = model.heads[number]
     group = {"params": [*head.parameters()], "lr": settings.head_lr, "weight_decay": settings.weight_decay}
     optimiser = Optimiser([group], run.device)
     for step in range(steps):
-        epoch, at = divmod(step, per_epoch)
-        if at == 0:
+        epoch, position = divmod(step, per_epoch)
+        if position == 0:
             order = epoch_order([size], settings.batch, seed=derive(settings.seed, "head", number), epoch=epoch)
-        rows = order[at][1].to(features.device)
+        rows = order[position][1].to(features.device)
         loss = nn.functional.cross_entropy(head(features[rows]), labels[rows])
         if step % _EVERY == 0 or step + 1 == steps:
             run.check(loss.item(), f"step {step + 1} of {steps} of the head's own")
@@ -182,7 +180,7 @@ def fit_head(model: Model, run: Run, number: int) -> None:
 
 
 class _Tally:
-    """Sums over an epoch by task; those of loss, right answers and penalty are on the device."""
+    """Sums over an epoch by task: batches and examples; on the device loss, correct predictions and penalty."""
 
     def __init__(self, run: Run, epoch: int) -> None:
         count = len(run.train.sizes)
@@ -197,20 +195,20 @@ class _Tally:
 
     def report(self, step: int, scores: Mapping[int, float]) -> None:
         """Report progress, and refuse a loss that is not finite."""
-        loss, right, _ = self._sums.sum(0).tolist()
+        loss, correct, _ = self._sums.sum(0).tolist()
         run = self._run
         run.check(loss, f"step {step} of {run.steps}")
         if run.progress is not None:
             val = sum(scores.values()) / len(scores) if scores else None
-            means = loss / max(sum(self._batches), 1), right / max(sum(self._examples), 1)
+            means = loss / max(sum(self._batches), 1), correct / max(sum(self._examples), 1)
             run.progress(Report(run.title, self._epoch, step, run.steps, *means, val))
 
     def metrics(self, scores: Mapping[int, float]) -> list[dict[str, float]]:
-        """Metrics by task: loss and accuracy during the epoch, validation accuracy at its end."""
+        """Return the metrics by task: loss and accuracy during the epoch, validation accuracy at its end."""
         rows: list[dict[str, float]] = []
-        for number, (loss, right, penalty) in enumerate(self._sums.tolist()):
+        for number, (loss, correct, penalty) in enumerate(self._sums.tolist()):
             batches = max(self._batches[number], 1)
-            values = {"loss": loss / batches, "train_accuracy": right / max(self._examples[number], 1)}
+            values = {"loss": loss / batches, "train_accuracy": correct / max(self._examples[number], 1)}
             if self._run.others.sizes:
                 values["penalty"] = penalty / batches
             if number in scores:

@@ -1,4 +1,4 @@
-"""What is trained: an encoder with one head per task, and LoRA through peft.
+"""Trainable models: an encoder with one head per task, and LoRA through peft.
 
 LoRA: Hu et al. 2022, arXiv 2106.09685; on the layers of KnOTS (Stoica et al. 2025, arXiv 2410.19735): query, key, value
 and output, and the head trained whole. The adapter's names are those of the stock classifier.
@@ -65,7 +65,7 @@ class TrainableHead(nn.Module):
         return logits
 
     def head(self, labels: tuple[str, ...]) -> Head:
-        """The trained `Head`, on the CPU."""
+        """Return the trained `Head` on the CPU."""
         *hidden, output = [_linear(layer) for layer in self.layers]
         return Head(output, labels, hidden[0] if hidden else None, self._like.activation, self._like.normalise)
 
@@ -84,16 +84,15 @@ class Model(nn.Module):
         return logits
 
     def head(self, number: int) -> TrainableHead:
-        """The head of task `number`."""
         return cast("TrainableHead", self.heads[number])
 
 
 def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
-    """The family by name or by the base's config. CLIP without a given head gets a linear one."""
+    """Choose the family by name or by the base's config; CLIP without a head gets a linear one."""
     checkpoint = open_checkpoint(base)
     kind = (checkpoint.config or {}).get("model_type")
     if kind is None:
-        raise CheckpointError(f"{base} must have a config.json that says its 'model_type'; give the base as a folder")
+        raise CheckpointError(f"{base} must have a config.json with a 'model_type'; give the base as a folder")
     family = find_family(name) if name is not None else family_for(str(kind), checkpoint)
     if kind not in family.model_types:
         raise RecipeError(f"{base} is of model type {kind!r}, family {family.name!r} reads {family.model_types[0]!r}")
@@ -101,7 +100,7 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
 
 
 def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
-    """The encoder of a base in float32, without any heads."""
+    """Load the encoder of a base in float32, without heads."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
     checkpoint = family.adapted(open_checkpoint(base))
@@ -117,10 +116,10 @@ def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
 def start_head(
     head: Head | None, layout: HeadLayout | None, labels: tuple[str, ...], *, width: int, generator: torch.Generator
 ) -> TrainableHead:
-    """The initial head: the given one in the task's order of labels, or a new one."""
+    """Make the initial head: `head` in the task's order of labels, or a new one."""
     if head is None:
         if layout is None:
-            raise RecipeError("this family has no head of its own: give one as `head` (CLIP: zero_shot_head)")
+            raise RecipeError("this family has no head; give one as `head` (CLIP: zero_shot_head)")
         *hidden, output = [
             Linear(torch.empty(size, width).normal_(0, _SPREAD, generator=generator), torch.zeros(size))
             for size in [width] * (len(layout.layers) - 1) + [len(labels)]
@@ -168,12 +167,12 @@ def add_adapter(model: Model, family: Family, *, base: Path, settings: Tuning) -
 
 
 def _stock_layout(model: Model, family: Family) -> nn.Module:
-    """The model's own modules under the names of the stock class."""
+    """Register the model's modules under the names of the stock class."""
     encoder = model.encoding.tuned()
     if family.head is None:  # CLIP without a head: the encoder is the stock class
         return encoder
     stock = nn.Module()
-    # CLIP's classifier has the vision tower without a prefix.
+    # CLIP's classifier has no prefix before its vision tower.
     place, inner = family.prefix.removesuffix("."), encoder
     if not place:
         place, inner = "vision_model", getattr(encoder, "vision_model", encoder)

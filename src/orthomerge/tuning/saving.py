@@ -36,20 +36,20 @@ def write_expert(
 ) -> None:
     """Write encoder, head (where the family can store one), tokenizer or processor, and config.
 
-    `names`: of tensors on disk, without the family's prefix -> in the encoder's state dict.
+    `names`: name on disk, without the family's prefix -> name in the encoder's state dict.
     """
     state = encoder.state_dict()
     named = {family.prefix + key: state[name] for key, name in names.items()}
     named |= named_tensors(family, head) if family.head is not None else {}
     tensors = MemoryTensors(named)
-    write_shards(folder, dict(tensors.specs), tensors.blocks(), most=parse_size("5GB"))
+    write_shards(folder, dict(tensors.specs), tensors.blocks(), max_bytes=parse_size("5GB"))
     _write_documents(folder, head.labels, family=family, base=base, notes=notes)
 
 
 def write_adapter(
     folder: Path, adapted: Any, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
-    """Write a PEFT adapter, and the config of the classifier that it makes of the base."""
+    """Write a PEFT adapter, and the config of the classifier that base and adapter form."""
     with quiet(), os_errors():
         import transformers
 
@@ -61,7 +61,7 @@ def write_adapter(
     class_name = family.architecture or family.encoder_class
     library = getattr(transformers, class_name).__module__
     config["auto_mapping"] = {"base_model_class": class_name, "parent_library": library}
-    # Sets of names have no order; the same run must give the same bytes.
+    # Sorted, because sets have no order and the same run must write the same bytes.
     for key in ("target_modules", "modules_to_save"):
         config[key] = config[key] and sorted(config[key])
     write_json(path, dict(sorted(config.items())))
@@ -71,7 +71,7 @@ def write_adapter(
 def _write_documents(
     folder: Path, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
-    """Write the config, without which the folder is no model, then the marker that lists all files."""
+    """Write the config, and last the marker that lists all files."""
     for path in companions(base):
         shutil.copyfile(path, folder / path.name)
     config = encoder_config(open_checkpoint(base).config or {}, family)

@@ -1,4 +1,4 @@
-"""Settings of fine-tuning: the schema of a recipe's `tuning`, recorded in the expert's config.
+"""Settings of fine-tuning, the schema of a recipe's `tuning`; they are recorded in the expert's config.
 
 The defaults suit small encoders. The published CLIP experts were made with AdamW, lr 1e-5, weight decay 0.1, batch 128,
 warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, arXiv 2212.04089).
@@ -14,8 +14,8 @@ from orthomerge.core.errors import RecipeError
 
 Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
 Augment = Literal["none", "shift"]
-LINEARISED: tuple[Mode, ...] = ("linearised", "tau_jp")  # trained, and to be evaluated, as f_lin
-PROBED: tuple[Mode, ...] = ("head_first", *LINEARISED)  # `head_epochs` of the head alone come first
+LINEARISED: tuple[Mode, ...] = ("linearised", "tau_jp")  # trained and evaluated as linear models
+PROBED: tuple[Mode, ...] = ("head_first", *LINEARISED)  # the head alone is trained first
 _FASTEST = 1000.0  # a learning rate; far below where torch overflows, far above any use
 
 
@@ -25,10 +25,10 @@ class Tuning:
 
     `epochs` may be a fraction, `steps` caps them. `lr` is the encoder's, `head_lr` the head's; with `head_first` both
     train at `lr` after the head's own phase of `head_epochs` (also of `linearised` and `tau_jp`). `warmup`: share of
-    the steps in which the rate rises, before it falls as a cosine. `clip`: largest norm of a gradient, 0 for no limit.
+    the steps in which the rate rises; then it falls along a cosine. `clip`: largest norm of a gradient, 0 for no limit.
     `rank`, `alpha`, `lora_dropout`: of `lora`. `penalty`, `penalty_batch`: weight of ||J(x') tau|| and inputs of
     another task per step, of `tau_jp`. `pooling`: None for the family's own. `max_length`: tokens per text. `augment`:
-    shift moves every training image by up to an eighth of its side, but not in the head's own phase. `precision`:
+    shift moves every training image by up to an eighth of its side, except in the head's own phase. `precision`:
     bfloat16 is autocast on a GPU; a CPU computes in float32.
     """
 
