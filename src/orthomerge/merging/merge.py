@@ -185,9 +185,6 @@ class MergedTensors:
     @cached_property
     def prepared(self) -> TensorMethod:
         """Tensor method, after the survey of a survey method."""
-        if self.vectors.device is not None:
-            # torch loads its library of decompositions at the first call, which two threads must not make at once.
-            torch.linalg.eigvalsh(torch.eye(2, device=self.vectors.device))
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:

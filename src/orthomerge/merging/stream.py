@@ -54,6 +54,9 @@ def merge_blocks(
         delta = method.merge(block.base, block.deltas, site=block.site)
         return finish(block, torch.add(block.base, delta).cpu())
 
+    if vectors.device is not None:
+        # torch loads its library of decompositions at the first call, which two threads must not make at once.
+        torch.linalg.eigvalsh(torch.eye(2, device=vectors.device))
     rows = len(vectors.tasks) + _SCRATCH
     pending: deque[tuple[int, Future[Result]]] = deque()
     used = 0

@@ -124,8 +124,6 @@ def extract(
     if not len(examples):
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; give a split that has inputs")
     device, order = device_of(how.device), _order(examples, processor)
-    # In inference mode autocast would cast the weights again for each batch.
-    mode = torch.inference_mode if how.precision == "float32" else torch.no_grad
     values = torch.empty(0, 0)
     autocast = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")
     with autocast, _evaluating(encoder, device):  # one context for the whole pass: weights are cast once
@@ -137,7 +135,7 @@ def extract(
                     "let the tokenizer return the mask"
                 )
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
-            with mode(), enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
+            with torch.no_grad(), enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
                 on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
                 features = family.features(encoder, on_device, pooling)
             width = values.shape[1] or "d"
