@@ -303,7 +303,7 @@ def test_what_is_added_is_counted_kept_and_loaded(merged: om.Model, data: dict[s
     assert "two/config.json" not in names
     assert "three/config.json" in names
     assert verify_folder(tmp_path / "to") == []
-    with pytest.raises(RecipeError, match="a head behind a module of 'surgery', for which transformers has no place"):
+    with pytest.raises(RecipeError, match="a 'surgery' module before the head, which transformers cannot store"):
         om.export(loaded, tmp_path / "stock", task="two")
     (tmp_path / "to/two/extra.safetensors").write_bytes(b"x" * 10)
     assert [problem.split()[0] for problem in verify_folder(tmp_path / "to")] == ["two/extra.safetensors"]
@@ -312,11 +312,11 @@ def test_what_is_added_is_counted_kept_and_loaded(merged: om.Model, data: dict[s
 @pytest.mark.parametrize(
     ("kind", "tensors", "message"),
     [
-        ("surgerry", {"x": torch.ones(1)}, r"'surgerry', which this version does not know \(did you mean"),
-        ("ridge", {"x": torch.ones(1)}, "the aligner 'ridge', which this version does not know"),
+        ("surgerry", {"x": torch.ones(1)}, r"'surgerry', which this version does not have \(did you mean"),
+        ("ridge", {"x": torch.ones(1)}, "the aligner 'ridge', which this version does not have"),
         ("surgery", {"down": torch.ones(1, 4)}, "must hold 'down' and 'up'"),
         ("surgery", {"down": torch.ones(2, 4), "up": torch.ones(4, 3)}, r"got \(2, 4\) and \(4, 3\)"),
-        ("surgery", {"down": torch.ones(2, 4).long(), "up": torch.ones(4, 2)}, "'down' must be in floating"),
+        ("surgery", {"down": torch.ones(2, 4).long(), "up": torch.ones(4, 2)}, "'down' must be floating-point"),
     ],
 )
 def test_extras_come_back_unless_they_are_damaged(kind: str, tensors: Any, message: str, tmp_path: Path) -> None:

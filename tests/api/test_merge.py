@@ -185,7 +185,7 @@ def test_a_module_of_ones_own_merges_by_its_prefix(tmp_path: Path) -> None:
     refused: dict[str, Callable[[], object]] = {
         "a module of your own cannot be built here": lambda: loaded.predict(["a"]),
         "is of a module of your own, which cannot be built here": lambda: om.align(loaded, {"x": "x"}),
-        "no classifier that computes": lambda: om.export(loaded, tmp_path / "x", task="x"),
+        "no classifier for the family": lambda: om.export(loaded, tmp_path / "x", task="x"),
     }
     for message, action in refused.items():
         with pytest.raises(RecipeError, match=message):

@@ -55,7 +55,7 @@ def test_merge_inspect_export(berts: Path, tmp_path: Path) -> None:
 def test_experts_are_called_after_their_folders_or_as_named(berts: Path, tmp_path: Path) -> None:
     words = ["merge", f"tone={berts / 'two'}", berts / "three", "--base", berts / "base", "--method", "average"]
     assert "heads: tone (2), three (3)" in call(*words, "--out", tmp_path / "out").stdout
-    assert "two experts are called 'three'" in refused(*words, f"three={berts / 'two'}", code=2)
+    assert "two experts have the name 'three'" in refused(*words, f"three={berts / 'two'}", code=2)
 
 
 def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_what_an_aligned_model_has_seen(tables: Path, merged_berts: Path, tmp_pa
     added = about["tasks"]["two"]["extra"]["parameters"]
     assert added == 2 * 2 * 32
     assert "parameters added" in call(*words, *more, "--force").stdout
-    assert "no place" in refused("export", tmp_path / "surgery", "--task", "two", "-o", tmp_path / "two", code=2)
+    assert "cannot store" in refused("export", tmp_path / "surgery", "--task", "two", "-o", tmp_path / "two", code=2)
     call(
         "evaluate", merged_berts, tmp_path / "ridge", tmp_path / "surgery", "--out", tmp_path / "run",
         "--device", "cpu", "--protocol", "current", "--protocol", "aligned-c", "--shots", 4, "--seeds", 1,

@@ -159,7 +159,7 @@ ROWS: tuple[Refused | Sound, ...] = (
     Refused(30, "head", m.spoil("two", "classifier.weight", float("nan")), "sound checkpoint",
             tensor=r"classifier\.weight", file=TWO, error=NUMBERS),
     Refused(30, "since the merge", m.spoil("two", "bert.embeddings.LayerNorm.bias", float("nan")),
-            "say where the right one is, or merge again", meets="align"),
+            "give the path of the right one, or merge again", meets="align"),
     Refused(30, "in a fit", m.spoil("two", f"bert.{QUERY}", float("nan")), "sound checkpoint|check|look at",
             error=NUMBERS, meets="fit"),
     Refused(30, "expert, in a survey", m.spoil("two", f"bert.{QUERY}", float("nan")), "sound checkpoint", tensor=BARE,
@@ -211,7 +211,7 @@ ROWS: tuple[Refused | Sound, ...] = (
     Refused(38, "wider", m.head(weight=torch.ones(2, 64)), "reads 64 features, but the encoder makes 32",
             tensor=r"classifier\.weight"),
     Refused(38, "a family that keeps none", m.head(*m.EXPERTS, weight=None, bias=None), "or its layers",
-            tensor="this family keeps no head", file="expert 'five'", more="--set family=generic"),
+            tensor="of this family hold no head", file="expert 'five'", more="--set family=generic"),
     # 39 one logit, many labels, regression
     Refused(39, "one logit",
             m.both(m.head(weight=torch.ones(1, 32), bias=torch.ones(1)), m.configured("two", id2label={"0": "yes"})),

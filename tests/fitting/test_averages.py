@@ -173,7 +173,7 @@ def test_inputs_count_by_their_weights() -> None:
 
 
 def test_one_weight_per_expert() -> None:
-    with pytest.raises(RecipeError, match="2 numbers were given for 3 experts"):
+    with pytest.raises(RecipeError, match="must be one number or 3, got 2"):
         Fisher(weights=(1.0, 1.0)).fit(make_setting("vit", inputs=3))
 
 

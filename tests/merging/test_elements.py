@@ -261,7 +261,7 @@ PER_EXPERT = [
 @pytest.mark.parametrize(("maker", "option"), PER_EXPERT)
 def test_one_number_for_three_experts_is_refused(maker: Callable[..., Any], option: str) -> None:
     method = maker(**{option: (1.0,)}, **({"agree": 1} if maker is Consensus else {}))
-    with pytest.raises(RecipeError, match="1 numbers were given for 3 experts; give one, or one each"):
+    with pytest.raises(RecipeError, match="must be one number or 3, got 1; give one, or one per expert"):
         merged(method, random_vectors())
 
 

@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_comput
 
 
 def test_nothing_is_left_of_an_entry_that_was_not_written(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(IncompatibleError, match="of 3 inputs were to be computed, got 2"):
+    with pytest.raises(IncompatibleError, match="3 inputs must give 3 features, got 2"):
         cache.get_or_compute(KEY, 3, Compute(VALUES[:2]))
 
     def full(handle: int) -> None:

@@ -204,13 +204,13 @@ def out_of_memory(x: torch.Tensor) -> torch.Tensor:
 
 # fmt: off
 REFUSED: list[tuple[Any, str, type[Exception], str]] = [
-    (lambda x: x[:2], "float32", IncompatibleError, r"features \(3, d\) for 3 inputs of 'toy', got \(2, 2\)"),
+    (lambda x: x[:2], "float32", IncompatibleError, r"features of shape \(3, d\) for 3 inputs of 'toy', got \(2, 2\)"),
     (lambda x: x[:, None], "float32", IncompatibleError, r"got \(3, 1, 2\); choose another pooling"),
     (lambda x: x if x[0, 0] == 0 else x[:, :1], "float32", IncompatibleError,
-     r"features \(3, 2\) for 3 inputs of 'toy', got \(3, 1\)"),
+     r"features of shape \(3, 2\) for 3 inputs of 'toy', got \(3, 1\)"),
     (lambda x: torch.where(x == 9, torch.nan, x), "float32", NumericalError,
-     "not finite for row 4 of 'toy'; check its weights"),
-    (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy'; float16 may be too narrow for it"),
+     "NaN or infinity for row 4 of 'toy' in float32; check its weights"),
+    (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy' in float16; use precision float32"),
     (out_of_memory, "float32", OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
 ]
 # fmt: on

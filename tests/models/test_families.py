@@ -176,5 +176,5 @@ def test_generic() -> None:
     assert [generic(prefix).prefix for prefix in ("net.", "net", "")] == ["net.", "net.", ""]
     features = torch.ones(2, 3)
     assert generic("").features(lambda x: x, {"x": features}, "output") is features
-    with pytest.raises(RecipeError, match="must return its features as one tensor, got dict"):
+    with pytest.raises(RecipeError, match="must return one tensor, got dict"):
         generic("").features(dict, {}, "output")

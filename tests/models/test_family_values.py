@@ -109,7 +109,7 @@ def test_the_module_gives_what_a_stock_model_with_these_weights_gives(
     name: str, merged: om.Model, folder: Path
 ) -> None:
     if name in WITHOUT_STOCK_CLASS:
-        pytest.skip("transformers has no classifier that computes what this family does")
+        pytest.skip("transformers has no classifier for this family")
     experts = live_models(name)
     batch = batch_for(family(name), experts["base"].config)
     logits = merged.module("cpu")(**batch)

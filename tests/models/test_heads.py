@@ -168,10 +168,10 @@ def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
 
 def test_t5_features_need_to_know_special_tokens() -> None:
     for encoder in (lambda **batch: batch, Decoder(decoder_start_token_id=None)):
-        with pytest.raises(RecipeError, match="need to know 'decoder_start_token_id': set it in the encoder's"):
+        with pytest.raises(RecipeError, match="need 'decoder_start_token_id': set it in the encoder's"):
             shifted_decoder(encoder, {"input_ids": IDS})
     for config in (None, SimpleNamespace(eos_token_id=None)):
-        with pytest.raises(RecipeError, match="T5 features need to know 'eos_token_id'"):
+        with pytest.raises(RecipeError, match="T5 features need 'eos_token_id'"):
             eos(SimpleNamespace(), {"input_ids": IDS}, config)
 
 

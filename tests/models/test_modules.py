@@ -45,8 +45,8 @@ def test_weights_and_dtype_are_those_of_the_tensors() -> None:
 
 GONE = [f"encoder.layer.{layer}.output.dense.{part}" for layer in (0, 1) for part in ("weight", "bias")]
 REFUSED: dict[str, tuple[list[str], Tensors, dict[str, Any], str]] = {
-    "missing": (GONE, {}, {}, r"BertModel: it lacks 'encoder.layer.0.output.dense.bias', .* and 1 more"),
-    "half a pooler": (["pooler.dense.bias"], {}, {}, r"it lacks 'pooler.dense.bias'"),
+    "missing": (GONE, {}, {}, r"BertModel: they lack 'encoder.layer.0.output.dense.bias', .* and 1 more"),
+    "half a pooler": (["pooler.dense.bias"], {}, {}, r"they lack 'pooler.dense.bias'"),
     "another shape": ([], {"pooler.dense.bias": torch.ones(3)}, {}, r"shapes to 'pooler.dense.bias \(3,\) instead"),
     "no place": ([], {"classifier.weight": torch.ones(3, 16)}, {}, r"the model has no place for 'classifier.weight'"),
     "odd config": ([], {}, {"num_attention_heads": 3}, r"transformers cannot build BertModel: .*16"),

@@ -115,10 +115,10 @@ def test_refused(merged_berts: Path, berts: Path, tmp_path: Path) -> None:
     tables = write_tables(tmp_path)
     options: dict[str, Any] = {"rank": 2, "steps": 2}
     aligned = om.align(merged_berts, {"two": tables / "two.csv"}, aligner="surgery", options=options)
-    with pytest.raises(RecipeError, match="the classifier of 'two' is more than a head"):
+    with pytest.raises(RecipeError, match="the classifier of 'two' has a module before the head"):
         om.export(aligned, to, task="two", format="onnx")
 
 
 def test_other_families(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"ONNX export knows bert, .* of family 'dinov2'; use `orthomerge export`"):
+    with pytest.raises(RecipeError, match=r"ONNX export supports bert, .* of family 'dinov2'; use `orthomerge export`"):
         om.export(average("dinov2", tmp_path), tmp_path / "onnx", task="two", format="onnx")

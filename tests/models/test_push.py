@@ -103,7 +103,7 @@ def test_only_what_was_verified_is_sent(merged: Path, out: Path) -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_servers_that_do_not_answer(answers: bool, merged: Path, tmp_path: Path) -> None:
     """One that takes the call and stays silent, and none at all, end in an error."""
-    code = "from orthomerge.models import pushing; pushing._PATIENCE = 0.3; from orthomerge.cli.app import main; main()"
+    code = "from orthomerge.models import pushing; pushing._TIMEOUT = 0.3; from orthomerge.cli.app import main; main()"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1] if answers else 9
         env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
@@ -126,7 +126,7 @@ def test_a_dry_run(merged: Path) -> None:
 def test_refused(merged: Path, out: Path) -> None:
     with (out / "README.md").open("a") as file:
         file.write("more")
-    with pytest.raises(OutputError, match=r"is not what was written, so it is not uploaded: 'README\.md has"):
+    with pytest.raises(OutputError, match=r"differs from its manifest, so it is not uploaded: 'README\.md has"):
         plan_upload(out, "org/name")
     for name in ("name", "org/name@main", "../x", "org/na me"):
         assert "must name a repository of the hub as org/name" in refused("push", merged, name, "--dry-run", code=2)

@@ -58,7 +58,7 @@ def test_a_copy_of_the_model_alone_asks_where_they_are(world: Path, berts: Path,
         reopen_experts(model)
     (tmp_path / "out" / LOCAL).unlink()
     model = om.load(tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"'two' was not found; say where it is: --expert two=PATH"):
+    with pytest.raises(CheckpointError, match=r"'two' was not found; give its path: --expert two=PATH"):
         reopen_experts(model)
     places = {name: berts / name for name in NAMES}
     experts = reopen_experts(model, experts=places)
@@ -110,7 +110,7 @@ def test_zero_shot_heads_keep_their_classes(tmp_path: Path) -> None:
         assert list(head.classes or ()) == HEADS[task]["classes"]
         assert torch.equal(experts.heads[task].output.weight, model.heads[task].output.weight)  # type: ignore[union-attr]
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"the base was not found \(it was at .*\); say where it is: --base PATH"):
+    with pytest.raises(CheckpointError, match=r"the base was not found \(it was at .*\); give its path: --base PATH"):
         reopen_experts(om.load(tmp_path / "out"))
     assert reopen_experts(om.load(tmp_path / "out"), base=tmp_path / "moved").heads.keys() == model.heads.keys()
 
@@ -141,9 +141,9 @@ def test_how_experts_were_read_is_kept(berts: Path, tmp_path: Path) -> None:
 
 
 OPENING: dict[str, dict[str, Any]] = {
-    r"how it was made: 'family' must be text or nothing, got 3": {"family": 3},
+    r"opening: 'family' must be text or nothing, got 3": {"family": 3},
     r"'missing' must be error \| base, got 'zero'": {"missing": "zero"},
-    r"how it was made: unknown option 'more'": {"more": 1},
+    r"opening: unknown option 'more'": {"more": 1},
 }
 LOCALS: list[dict[str, Any]] = [
     {},

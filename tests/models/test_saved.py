@@ -114,7 +114,7 @@ def test_heads_that_read_the_encoder_differently(berts: Path, tmp_path: Path) ->
     assert (tmp_path / "out/two/config.json").is_file()
     assert not (tmp_path / "out/three/config.json").exists()
     assert json.loads((tmp_path / "out/three/labels.json").read_text()) == ["three-0", "three-1", "three-2"]
-    with pytest.raises(RecipeError, match="reads features by 'pooler', this head by 'mean'"):
+    with pytest.raises(RecipeError, match="uses the pooling 'pooler', this head 'mean'"):
         om.export(loaded, tmp_path / "stock", task="three")
 
 
@@ -191,7 +191,7 @@ def test_what_is_loaded_is_what_was_verified(out: Path) -> None:
 def test_a_folder_of_the_first_version(out: Path) -> None:
     (out / "orthomerge.json").write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
     for call in (om.load, verify_folder):
-        with pytest.raises(CheckpointError, match=r"was written by 0\.1\.0; merge again"):
+        with pytest.raises(CheckpointError, match=r"was written by orthomerge 0\.1\.0, .*; merge again"):
             call(out)
 
 
@@ -247,7 +247,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("notes", None, r"'notes' must be a list, got NoneType"),
     ("alignment", {"tasks": {}, "access": "odd"}, r"'alignment\.access' must be data-free or .*, got 'odd'"),
     ("alignment", {"tasks": {}, "access": "inductive"}, r"has no 'alignment\.aligner'"),
-    ("format", [2], r"has format \[2\], this version reads 2; update orthomerge"),
+    ("format", [2], r"must have format 2, got \[2\]; update orthomerge"),
 ]
 
 
@@ -276,7 +276,7 @@ UNKNOWN: list[tuple[str, Any, str]] = [
     ("heads two pooling", "clss", r"the pooling of 'two' \(family bert\), 'clss'; did you mean 'cls'"),
     ("heads two labels", ["a", "b", "c"], r"must hold 1 linear layer with 3 rows at the end, .* got weight \(2, 32\)"),
     ("heads two activation", "tanh", r"must hold 2 linear layers .*\(activation tanh\)"),
-    ("heads two names weight", "nothing", "not the tensors that the manifest names"),
+    ("heads two names weight", "nothing", "must hold the tensors 'classifier.bias', 'nothing', got"),
     ("encoder content", "sha256:00", r"the encoder in .* has changed since it was written"),
 ]
 
@@ -318,7 +318,7 @@ def test_verify_does_not_follow_links_that_leave(out: Path, tmp_path: Path, monk
     monkeypatch.setattr("orthomerge.models.saved.RawFile", Watched)
     problems = verify_folder(out)
     for name in ("README.md", "two/config.json"):
-        assert f"{name} is behind a link that leaves the folder, and was not read" in problems
+        assert f"{name} is behind a link that leaves the folder, so it was not read" in problems
     for name in ("two", "more", "loop"):
         assert f"{name} was not written by the merge" in problems
     assert opened
@@ -420,5 +420,7 @@ def test_companions_are_checked(tmp_path: Path) -> None:
     assert companions(tmp_path) == [tmp_path / "vocab.txt"]
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is 67108865 bytes long; more than 67108864 is not"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json must have at most 67108864 bytes, .*, got 67108865; fetch it"
+    ):
         companions(tmp_path)

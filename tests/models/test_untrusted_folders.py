@@ -84,7 +84,7 @@ def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "asks to run code that came with it"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "asks to run its own code"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\)"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_processor_with_code_is_neither_loaded_nor_copied(name: str, models: P
     (models / "base" / name).write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
     model = merged(models)
     for call in (lambda: model.predict("a film"), lambda: model.save(tmp_path / "out")):
-        with pytest.raises(CheckpointError, match=r"asks to run code that came with it \('auto_map'"):
+        with pytest.raises(CheckpointError, match=r"asks to run its own code \('auto_map'"):
             call()
     assert not (tmp_path / "out").exists()
 

@@ -166,10 +166,10 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "seed": ("experts: {a: b}\nseed: 1.5", "'seed' must be whole number, got 1.5"),
     "seed beyond belief": ("experts: {a: b}\nseed: 0x" + "f" * 5_000, "'seed' must be a whole number of at most 63 b"),
-    "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "a head has one or two 'layers', got 0"),
+    "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "'layers' of a head must be one or two names, got 0"),
     "two layers, nothing between": (
         "experts: {a: {path: b, head: {layers: [x, y]}}}",
-        "a head of two 'layers' has an 'activation' between them, and only such a head has one",
+        "an 'activation' must be given for two 'layers' of a head, and only then",
     ),
 }
 
@@ -186,7 +186,7 @@ def test_names_of_experts() -> None:
     for bad in ("", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"):
         with pytest.raises(RecipeError, match=r"cannot name an expert: use letters, digits and _ \. \+ - \(it becomes"):
             Recipe({bad: "x"})
-    with pytest.raises(RecipeError, match="names that differ in case only, which not every file system"):
+    with pytest.raises(RecipeError, match="names that differ in case only, the same to some file systems"):
         Recipe({"SST2": "x", "sst2": "y"})
 
 

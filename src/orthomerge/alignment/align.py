@@ -151,7 +151,6 @@ def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -
 
 
 def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
-    """Copy a classifier to the CPU in another dtype."""
     head = head_of(classifier).to("cpu", dtype)
     if isinstance(classifier, Head):
         return head

@@ -98,7 +98,6 @@ def find_aligner(name: str) -> Row:
 
 
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:
-    """Build an aligner, and check its options."""
     return cast("Aligner", instance_of(find_aligner(name), options or {}, what="aligner"))
 
 

@@ -1,4 +1,4 @@
-"""The default aligner: ridge, kl-map or the mean of both, chosen on held-out inputs, or no change.
+"""Default aligner: ridge, kl-map or the mean of both, chosen on held-out inputs, or no change.
 
 - Fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
   are too unequal for least squares, and cross-validation on them is too noisy.
@@ -82,12 +82,10 @@ class Auto(Solved):
 
 
 def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
-    """Mean and standard error of differences [n] between losses of the same inputs."""
     return float(differences.mean()), float(differences.std()) / math.sqrt(len(differences))
 
 
 def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
-    """Average the first maps of two heads."""
     one, other = (first_map(cast("Head", alignment.classifier)) for alignment in (ridge, kl))
     weight = (one.weight.double() + other.weight.double()) / 2
     bias = None if one.bias is None or other.bias is None else (one.bias.double() + other.bias.double()) / 2

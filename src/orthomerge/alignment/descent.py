@@ -69,6 +69,5 @@ class Descent:
 
 
 def require_finite(tensors: Iterable[torch.Tensor], *, name: str) -> None:
-    """Refuse tensors that diverged."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         raise NumericalError(f"{name}: it is no longer finite; lower 'lr', or check the scale of features and head")

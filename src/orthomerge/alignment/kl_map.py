@@ -1,4 +1,4 @@
-"""The head with the least KL to the expert's outputs, with a Gaussian prior at the expert's head.
+"""Fit the head with the least KL to the expert's outputs, with a Gaussian prior at the expert's head.
 
     minimise over D    sum_i KL(softmax(z_i) || softmax(logits(x_i; W + D)))  +  lambda / 2 ||D||^2
 
@@ -70,7 +70,7 @@ class KlMap(Solved):
 
 
 class KlProblem:
-    """The optimisation in the basis of the inputs, on any of their rows."""
+    """Optimisation in the basis of the inputs, on any of their rows."""
 
     def __init__(self, problem: Problem, *, steps: int = _STEPS, device: str = "cpu") -> None:
         self._problem, self._steps, self._device = problem, steps, device_of(device)

@@ -68,7 +68,6 @@ class Rows:
         return self._divergence(self.base + self.X @ G.T)
 
     def best(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
-        """Return the start with the least objective."""
         return min(starts, key=lambda G: self._value(self.base + self.X @ G.T, G, prior))
 
     def expanded(self, prior: float, start: torch.Tensor) -> torch.Tensor:
@@ -115,7 +114,7 @@ class Rows:
 
 
 class _Local:
-    """The objective's curvature at one point."""
+    """Curvature of the objective at one point."""
 
     def __init__(self, rows: Rows, first: torch.Tensor, prior: float) -> None:
         self._rows, self._prior = rows, prior

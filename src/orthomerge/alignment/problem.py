@@ -155,7 +155,7 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
     if not finite.all():
         raise NumericalError(
             f"{int((~finite).sum())} of {len(features)} {who} features of {features.task!r} are NaN or infinite; "
-            "check the encoder that made them, no aligner can use them"
+            "check the encoder that computed them"
         )
     return values
 

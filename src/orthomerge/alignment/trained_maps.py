@@ -169,6 +169,5 @@ def _projected(M: torch.Tensor, project: bool, task: str) -> tuple[torch.Tensor,
 
 
 def _divergences(problem: Problem, M: torch.Tensor) -> dict[str, float]:
-    """Facts: mean divergence from the expert's outputs without M and with it."""
     before, after = (problem.divergence(logits_from(problem.head, x)) for x in (problem.H, problem.H @ M.T))
     return {"loss_before": before, "loss": after}

@@ -58,9 +58,8 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
 def _check_size(size: tuple[int, int], where: str) -> None:
     width, height = size
     if width * height > _MAX_PIXELS:
-        raise CheckpointError(
-            f"{where} must have at most {_MAX_PIXELS} pixels, got {width} x {height}; make it smaller"
-        )
+        limit = f"must have at most {_MAX_PIXELS} pixels"
+        raise CheckpointError(f"{where} {limit}, got {width} x {height}; make it smaller")
 
 
 def pixels(picture: Image, where: str) -> Pixels:

@@ -148,9 +148,8 @@ def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], 
     for key in keys:
         name = raw.names.get(key, str(key))
         if raw.names and key not in raw.names:
-            raise CheckpointError(
-                f"{raw.first[key]}: label {key!r} has no name; the names are {some(raw.names.values())}"
-            )
+            names = some(raw.names.values())
+            raise CheckpointError(f"{raw.first[key]}: label {key!r} has no name; the names are {names}")
         if by_name.setdefault(name, key) != key:
             raise CheckpointError(f"{raw.where}: labels {by_name[name]!r} and {key!r} are both called {name!r}")
     if wanted is not None:

@@ -168,7 +168,6 @@ def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], d
 def _facts(
     setting: Setting, fitted: Fitted, examples: Mapping[str, Examples], extra: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """Facts of a fit for the manifest."""
     return {
         "precision": "bfloat16" if setting.half else "float32",
         "device": setting.device.type,

@@ -84,5 +84,4 @@ class Divergence(Objective):
 
 
 def on_device(head: Head, device: torch.device) -> Head:
-    """Copy a head to a device, in float32."""
     return head.to(device, torch.float32)

@@ -183,7 +183,6 @@ class Realign:
 
 
 def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
-    """Solve the heads for the encoder's current weights by an aligner."""
     heads = {}
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:

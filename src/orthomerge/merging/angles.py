@@ -79,7 +79,6 @@ class Slerp:
 
 
 def _ratio(gram: torch.Tensor) -> float:
-    """Ratio t of Model Stock from the Gram matrix of base and deltas."""
     N = len(gram) - 1
     pairs = [_cosine(gram, i, j) for i, j in combinations(range(1, N + 1), 2)]
     cos = min(max(sum(pairs) / len(pairs), 0.0), 1.0)

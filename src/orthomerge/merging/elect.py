@@ -22,7 +22,9 @@ def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
     if not isinstance(value, tuple):
         return (value,) * count
     if len(value) != count:
-        raise RecipeError(f"{len(value)} numbers were given for {count} experts; give one, or one each")
+        raise RecipeError(
+            f"a number per expert must be one number or {count}, got {len(value)}; give one, or one per expert"
+        )
     return value
 
 
@@ -36,7 +38,6 @@ def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) ->
 
 
 def total(rows: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum of the rows, added in order."""
     return scaled_sum(rows, 1.0)
 
 
@@ -56,7 +57,6 @@ def elect_sign(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-    """Sum of the entries that agree."""
     result = _agreeing(rows[0], sign)
     for row in rows[1:]:
         result.add_(_agreeing(row, sign))

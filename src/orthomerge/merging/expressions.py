@@ -59,7 +59,6 @@ def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict
 
 
 def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> Any:
-    """Evaluate a node to a task vector or a number."""
     match node:
         case ast.Name(id=name):
             return named[name]

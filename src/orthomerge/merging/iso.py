@@ -85,7 +85,6 @@ class IsoCts:
 
 
 def _isotropic(X: torch.Tensor, *, scale: float, key: str) -> torch.Tensor:
-    """Iso-C of the sum X, in float32."""
     W = polar(X, key=key)
     rank = W.square().sum()
     if not rank:

@@ -159,7 +159,7 @@ def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MergedTensors:
-    """The merged encoder, computed when it is streamed.
+    """Merged encoder, computed when it is streamed.
 
     `dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for methods
     that decompose matrices.

@@ -1,4 +1,4 @@
-"""The tables of merging methods, written by hand; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
+"""Hand-written tables of merging methods; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
 
 Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
 `orthomerge.testing.check_method` checks it.
@@ -165,7 +165,6 @@ def make_method(name: str, options: Options, *, tasks: tuple[str, ...], seed: in
 
 
 def build_method(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
-    """Build a method from its row."""
     fewest, most = row.experts
     if len(tasks) < fewest or (most is not None and len(tasks) > most):
         needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
@@ -204,7 +203,9 @@ def _resolved(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int) 
         if isinstance(value, Mapping):
             resolved[key] = _by_task(key, value, tasks)
         elif isinstance(value, list | tuple) and len(value) != len(tasks):
-            raise RecipeError(f"{row.name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
+            raise RecipeError(
+                f"{row.name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one per expert"
+            )
     if "seed" in fields:
         resolved.setdefault("seed", seed)
     return resolved

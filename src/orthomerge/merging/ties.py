@@ -89,7 +89,6 @@ class Ties:
         return dict.fromkeys(vectors.shapes, thresholds(vectors, self._ranks)[0])
 
     def _ranks(self, count: int) -> tuple[int]:
-        """Number of entries, of `count`, that survive the trim."""
         kept = int(self.density * count)
         ranks = {"down": kept, "at least one": max(1, kept), "one more": kept + 1}
         return (ranks[self.rounding],)

@@ -1,7 +1,7 @@
-"""The model card of a merged model, in the hub's format, from the manifest alone.
+"""Model card of a merged model in the hub's format, rendered from the manifest alone.
 
-Whatever comes from outside (names, labels, licences, options) is shown as text: marks of Markdown and HTML are
-escaped, and the header is YAML that a library writes.
+All outside strings (names, labels, licences, options) are shown as plain text: Markdown and HTML characters are
+escaped, and the YAML header is written by PyYAML.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _HOME = "https://pypi.org/project/orthomerge"
 _PIPELINES = {"text": "text-classification", "image": "image-classification"}
 _EXAMPLES = {"text": '"a text"', "image": '"picture.png"'}
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # as the hub writes them
-_MARKS = "\\|`<>[]*_#~!$&"
+_SPECIAL = "\\|`<>[]*_#~!$&"
 
 
 def model_card(manifest: dict[str, Any]) -> str:
-    """Markdown with the hub's YAML header."""
+    """Render a manifest as Markdown with the hub's YAML header."""
     header = yaml.safe_dump(_header(manifest), sort_keys=False, allow_unicode=True).strip()
     sections = (_about, _accuracy, _data, _use, _licences, _limits)
     texts = [f"---\n{header}\n---", "# Merged classifiers", *(section(manifest) for section in sections)]
@@ -32,7 +32,7 @@ def model_card(manifest: dict[str, Any]) -> str:
 
 
 def _header(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Metadata for the hub: parent models, pipeline, the licence if all parts share one, and results."""
+    """Metadata for the hub: parent models, pipeline tag, scores, and the licence if all parts share one."""
     entries, method = _entries(manifest), manifest["method"]["name"]
     parents = dict.fromkeys(entry["name"].partition("@")[0] for entry in entries.values() if entry.get("revision"))
     licences = {str(entry.get("license") or "") for entry in entries.values()}
@@ -82,7 +82,7 @@ def _about(manifest: dict[str, Any]) -> str:
 
 
 def _accuracy(manifest: dict[str, Any]) -> str:
-    """Scores of the model beside those of base and experts; empty without an evaluation."""
+    """Table of the scores of the model, the experts and the base; empty without an evaluation."""
     scores = manifest.get("evaluation")
     if not scores:
         return ""
@@ -111,7 +111,7 @@ def _accuracy(manifest: dict[str, Any]) -> str:
 _ACCESS = {
     "data-free": "no inputs were used to make it",
     "inductive": "the inputs used to make it are not those it is scored on",
-    "transductive": "it has seen the very inputs it is scored on, without labels",
+    "transductive": "the inputs it is scored on were used to make it, without their labels",
 }
 
 
@@ -126,16 +126,16 @@ def _data(manifest: dict[str, Any]) -> str:
         return "## Data used\n\nNone: only weights were merged."
     if alignment := manifest.get("alignment"):
         added = sum(task["extra"]["parameters"] for task in alignment["tasks"].values())
-        what = f"Heads were aligned by `{_code(alignment['aligner'])}`, which is {_text(alignment['access'])}"
-        what += f" and adds {added:,} parameters, kept beside the heads." if added else " and adds no parameter."
+        summary = f"Heads were aligned by `{_code(alignment['aligner'])}`, which is {_text(alignment['access'])}"
+        summary += f" and adds {added:,} parameters, kept beside the heads." if added else " and adds no parameter."
     else:
-        what = f"The merge is {_text(manifest['fit']['access'])}."
+        summary = f"The merge is {_text(manifest['fit']['access'])}."
     table = _table(("fitted", "task", "split", "inputs", "hash of the inputs"), rows)
-    return f"## Data used\n\nInputs without their labels. {what}\n\n{table}"
+    return f"## Data used\n\nInputs without their labels. {summary}\n\n{table}"
 
 
 def _use(manifest: dict[str, Any]) -> str:
-    """Code that runs the model, and what stock transformers loads."""
+    """Code that loads and runs the model, with orthomerge and with stock transformers."""
     modality = _modality(manifest)
     lines = ["## Use", "", "```python", "import orthomerge", "", 'model = orthomerge.load("PATH")']
     if modality in _EXAMPLES:
@@ -150,23 +150,23 @@ def _use(manifest: dict[str, Any]) -> str:
 
 
 def _licences(manifest: dict[str, Any]) -> str:
-    """The licence of every part, as its own card gives it."""
+    """Table of the licences of base and experts, as stated in their model cards."""
     rows = [
         (role, _named(entry), _text(entry.get("license") or "unknown")) for role, entry in _entries(manifest).items()
     ]
     return (
-        "## Licences of the parts\n\nThe licences of the base and of every expert apply to the result. *Unknown*: the "
-        "part came without a model card that says.\n\n" + _table(("part", "name", "licence"), rows)
+        "## Licences of the parts\n\nThe licences of the base and of every expert apply to the result. *Unknown*: "
+        "the part has no model card, or its card states no licence.\n\n" + _table(("part", "name", "licence"), rows)
     )
 
 
 def _limits(manifest: dict[str, Any]) -> str:
-    measured = "Merging in weight space costs accuracy: measure it on your own data before use."
+    advice = "Merging in weight space costs accuracy: measure it on your own data before use."
     if "evaluation" in manifest:
-        measured = "The accuracy above holds for that data alone; measure it on your own before use."
+        advice = "The accuracy above holds for that data only; measure it on your own before use."
     notes = "".join(f"\n- {_text(note)}" for note in manifest.get("notes", ()))
     return (
-        f"## Limits\n\n{measured} Whatever base and experts get wrong, biases included, this model may too, and an "
+        f"## Limits\n\n{advice} The model may repeat the errors and biases of base and experts, and an "
         "input of none of these tasks still gets a label. `orthomerge.json` holds the hashes of all inputs and files; "
         "`orthomerge inspect PATH --verify` checks them." + (f"\n\nNotes of the merge:\n{notes}" if notes else "")
     )
@@ -198,11 +198,11 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text that cannot break out of a span or block of code."""
+    """Remove the characters that could end a Markdown code span or block."""
     return "".join(char for char in text if char.isprintable() and char != "`")
 
 
 def _text(value: object) -> str:
-    """Text without markup that stays inside a table cell."""
+    """Escape a value as plain text on one line of a Markdown table."""
     plain = "".join(" " if char.isspace() else char for char in str(value) if char.isprintable() or char.isspace())
-    return "".join(f"&#{ord(char)};" if char in _MARKS else char for char in plain)
+    return "".join(f"&#{ord(char)};" if char in _SPECIAL else char for char in plain)

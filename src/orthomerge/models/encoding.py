@@ -1,8 +1,8 @@
-"""Features of inputs under a model's encoder, and what its heads predict from them.
+"""Features of inputs under a model's encoder, and predictions of its heads.
 
-Features are cached by content: the same weights never see the same inputs twice. No thread prepares inputs: it would
-compete with this one for Python's lock (on an H200: 6,600 texts per second through a BERT of six layers, where the
-model alone did 20,800 and the tokenizer 19,000).
+Features are cached by content, so the same inputs are encoded once per set of weights. No thread prepares inputs,
+because it would compete for the GIL (on an H200: 6,600 texts per second through a BERT of six layers, 20,800 for the
+model alone and 19,000 for the tokenizer).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import torch
 
 
-# What the encoder computes in; float32: as its weights are, without autocast.
+# Dtype of autocast in the encoder; float32 means no autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
-_FORMAT = 2  # of keys in the cache
+_FORMAT = 2  # version of the cache keys
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How inputs are encoded. `cache`: None to use none. `processor`: instead of each model's own."""
+    """Options of encoding. `cache`: None for no cache. `processor`: replaces the processor of each model."""
 
     cache: FeatureCache | None = field(default_factory=FeatureCache)
     device: str = "auto"
@@ -51,12 +51,12 @@ class Encoding:
 def encode(
     model: ModelData, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
 ) -> Features:
-    """The features [n, d] that a head reads. `head`: by default the model's own for this task."""
+    """Compute the features [n, d] that a head reads. `head`: by default the model's own for this task."""
     how = how or Encoding()
-    device_of(how.device)  # a device that does not exist is refused even where nothing is left to encode
-    reader = head or head_of(model.head(task))
-    pooling = reader.pooling or model.family.default_pooling
-    processor = how.processor or model.processor.processor(reader.max_length)
+    device_of(how.device)  # refuses a missing device even if all features are cached
+    head = head or head_of(model.head(task))
+    pooling = head.pooling or model.family.default_pooling
+    processor = how.processor or model.processor.processor(head.max_length)
 
     def compute() -> torch.Tensor:
         encoder, family = model.encoder.runner(pooling)
@@ -84,7 +84,7 @@ def predict(
     if not model.family.encoder_class:
         raise RecipeError("a module of your own cannot be built here: build it, load the weights, and run it yourself")
     if not heads:
-        raise RecipeError("this model has no heads, so that there is nothing to predict; merge experts first")
+        raise RecipeError("this model has no heads, so it cannot predict; merge experts first")
     single = not isinstance(inputs, Sequence) or isinstance(inputs, str)
     items = [as_input(item, model.family.modality) for item in ([inputs] if single else inputs)]
     if not items:
@@ -113,22 +113,22 @@ def extract(
     task: str,
     how: Encoding,
 ) -> Features:
-    """Features of all examples, in float32 on the CPU, with their labels; the cache is not used.
+    """Encode all examples without the cache; the features are in float32 on the CPU, with the examples' labels.
 
-    The encoder is moved to the device and run in eval mode; the mode of each submodule is restored.
+    The encoder is moved to the device and run in eval mode; the training mode of each submodule is restored.
     """
     import torch
 
     if pooling not in family.poolings:
         raise RecipeError(f"family {family.name!r} has no pooling {pooling!r}; {nearest(pooling, family.poolings)}")
     if not len(examples):
-        raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
+        raise RecipeError(f"the {examples.split} split of {task!r} is empty; give a split that has inputs")
     device, order = device_of(how.device), _order(examples, processor)
     # In inference mode autocast would cast the weights again for each batch.
     mode = torch.inference_mode if how.precision == "float32" else torch.no_grad
     values = torch.empty(0, 0)
-    narrow = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")
-    with narrow, _evaluating(encoder, device):  # around the whole pass, so that weights are cast once
+    autocast = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")
+    with autocast, _evaluating(encoder, device):  # one context for the whole pass: weights are cast once
         processed = batches(examples, processor, how.batch, order=order)
         for rows, inputs in zip(torch.split(torch.tensor(order), how.batch), processed, strict=True):
             if "input_ids" in inputs and "attention_mask" not in inputs:
@@ -143,7 +143,7 @@ def extract(
             width = values.shape[1] or "d"
             if features.ndim != 2 or len(features) != len(rows) or width not in ("d", features.shape[1]):
                 raise IncompatibleError(
-                    f"the encoder must give features ({len(rows)}, {width}) for {len(rows)} inputs of "
+                    f"the encoder must return features of shape ({len(rows)}, {width}) for {len(rows)} inputs of "
                     f"{task!r}, got {tuple(features.shape)}; choose another pooling, or correct the encoder"
                 )
             if width == "d":
@@ -152,13 +152,15 @@ def extract(
     finite = values.isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
-        cure = "check its weights" if how.precision == "float32" else f"{how.precision} may be too narrow for it"
-        raise NumericalError(f"the encoder gives features that are not finite for row {row} of {task!r}; {cure}")
+        advice = "check its weights" if how.precision == "float32" else "use precision float32"
+        raise NumericalError(
+            f"the encoder gives NaN or infinity for row {row} of {task!r} in {how.precision}; {advice}"
+        )
     return Features.of(values, examples, task)
 
 
 def _order(examples: Examples, processor: Processor) -> list[int]:
-    """Row numbers, longest texts first so that running out of memory happens at once; images in their order."""
+    """Row numbers, longest texts first so that memory runs out in the first batch or never; images in order."""
     if processor.modality != "text":
         return list(range(len(examples)))
     return sorted(range(len(examples)), key=lambda row: -len(examples.inputs[row]))
@@ -174,6 +176,6 @@ def _evaluating(encoder: torch.nn.Module, device: torch.device) -> Iterator[None
     try:
         yield
     finally:
-        torch.clear_autocast_cache()  # of weights cast without gradient, should the caller train on under autocast
+        torch.clear_autocast_cache()  # its casts have no gradient, and the caller may train under autocast
         for module, training in modes:
             module.training = training

@@ -1,4 +1,4 @@
-"""Experts as models, opened and compared; and those of a saved model, opened again from its record."""
+"""Experts as models, and the experts of a saved model, opened again from its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orthomerge.models.tensors import Tensors, content_digest
 
 
 class Experts(Opened):
-    """A base and source models; where there are problems, only `problems` and `notes` can be used."""
+    """A base and its experts, opened and compared; if there are problems, only `problems` and `notes` can be read."""
 
     @cached_property
     def base(self) -> Model:
@@ -27,16 +27,16 @@ class Experts(Opened):
 
     @cached_property
     def sources(self) -> dict[str, Model]:
-        """Every expert as a model: its own bytes, its own head."""
+        """All experts as models with their own weights and heads, by task."""
         origin = Origin({"method": {"name": "expert", "parameters": {}}})
         return {task: self.model(self.tensors(task), {task: self.heads[task]}, origin) for task in self.tasks}
 
     def teacher(self, task: str) -> Model:
-        """The model that owns the head of a task."""
+        """Return the expert that owns the head of a task."""
         return self.sources[task]
 
     def model(self, tensors: Tensors, heads: Mapping[str, Head | Extra], origin: Origin) -> Model:
-        """A model of the same family, config and processor, with other weights."""
+        """Make a model of the same family, config and processor with other weights."""
         return Model(Encoder(self.family, self.config, tensors), heads, self.processor, origin)
 
 
@@ -50,7 +50,7 @@ def reopen_experts(
 ) -> Experts:
     """Open the experts of a model again and compare their hashes with those recorded.
 
-    `base`, `experts`: where they are now. `folder`: where the model was read, for messages. `tasks`: all by default.
+    `base`, `experts`: their present paths. `folder`: the model's, for messages. `tasks`: all by default.
     """
     named, wanted = dict(experts or {}), tuple(model.tasks if tasks is None else tasks)
     for task in (*named, *wanted):
@@ -59,24 +59,24 @@ def reopen_experts(
         return model.origin.experts
     record = model.origin.record
     if not record.get("opening"):
-        raise RecipeError("this model does not say how its experts were opened; merge again, or give open experts")
+        raise RecipeError("this model has no record of how its experts were opened; merge again, or give open experts")
     recorded = record["opening"]
-    ways = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
+    fields = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
     live: dict[str, Live] = {}
-    places = {task: {**way, "path": _place(model, task, named.get(task), live)} for task, way in ways.items()}
-    where = None
+    entries = {task: {**row, "path": _path_of(model, task, named.get(task), live)} for task, row in fields.items()}
+    base_path = None
     if recorded.get("base"):
-        # Experts cannot be read without the base where it has their tensors, or makes their heads.
-        makes_heads = any((way.get("head") or {}).get("classes") for way in ways.values())
-        where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
-    source = f"{folder or 'the model'}: how it was made"
-    opened = Experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
+        # The base is needed if experts take tensors from it, or if its text tower makes their heads.
+        makes_heads = any((row.get("head") or {}).get("classes") for row in fields.values())
+        base_path = _path_of(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
+    source = f"{folder or 'the model'}: opening"
+    opened = Experts(build(Opening, {**recorded, "experts": entries, "base": base_path}, where=source), live).check()
     _check_same(opened, record["inputs"])
     return opened
 
 
-def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
-    """Where an expert, or the base (task ""), is now; None for a base that was not found and is not needed."""
+def _path_of(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
+    """Present path of an expert, or of the base (task ""); None for a base that is neither found nor needed."""
     if named is not None:
         if (memory := as_live(named)) is not None:
             live[task] = memory
@@ -86,18 +86,18 @@ def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed
         return reference(_role(task), Path(place))
     if not needed:
         return None
-    was = "" if place is None else f" (it was at {place})"
+    recorded = "" if place is None else f" (it was at {place})"
     flag = f"--expert {task}=PATH" if task else "--base PATH"
-    raise CheckpointError(f"{_role(task)} was not found{was}; say where it is: {flag}")
+    raise CheckpointError(f"{_role(task)} was not found{recorded}; give its path: {flag}")
 
 
 def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
-    """Base and experts must be, byte for byte, those that the model was made from."""
+    """Check by hash that base and experts are those that the model was made from."""
     for task, checkpoint in experts.checkpoints().items():
         entry = inputs["experts"].get(task) if task else inputs["base"]
         if entry is None or not (task or experts.has_base):
             continue
-        if "content" in entry or checkpoint.in_memory:  # of a live model, only its tensors can be recognised
+        if "content" in entry or checkpoint.in_memory:  # a live model has no files to hash
             same = content_digest(experts.tensors(task), experts.family.prefix) == entry.get("content")
         else:
             hashes = [file["hash"] for file in entry["files"]]
@@ -107,7 +107,7 @@ def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
         if not same:
             raise IncompatibleError(
                 f"{_role(task)} at {checkpoint.path} is not the one that the model was made from: its hash differs; "
-                "say where the right one is, or merge again"
+                "give the path of the right one, or merge again"
             )
 
 

@@ -1,4 +1,4 @@
-"""The table of model families, written by hand: where each keeps its encoder and head, and how features are read."""
+"""Table of model families: where each keeps its encoder and head, and how features are pooled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DENSE_AND_OUT = ("classifier.dense", "classifier.out_proj")
 _TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
 
 
-_Names = tuple[str, str, str]  # name, title, and what the names of its classes in transformers start with
+_Names = tuple[str, str, str]  # name, title, and prefix of its class names in transformers
 
 
 def _text(names: _Names, **fields: Any) -> Family:
@@ -48,7 +48,7 @@ def _stock(names: _Names, task: str, fields: Mapping[str, Any]) -> Family:
 
 
 def _roberta(names: _Names, **fields: Any) -> Family:
-    """The bare first token goes into a head of two layers; the pooler is unused."""
+    """RoBERTa and its like: the first token goes into a head of two layers, and the pooler is unused."""
     return _text(
         names,
         prefix="roberta.",
@@ -106,7 +106,7 @@ _ROWS = (
     # Raffel et al. 2020, arXiv 1910.10683. The decoder reads the input itself, shifted by one, as in BART (Lewis et al.
     # 2020); its state at the last end-of-sequence token goes into a head of two layers.
     # `lm_head` is tied to `shared` in T5 1.0 but not in 1.1 and Flan: it is left out, not treated as tied. The bias is
-    # in the files of the first T5 models, and read by no later code.
+    # in the files of the first T5 models, and no later code reads it.
     _text(
         ("t5", "T5, encoder and decoder", "T5"),
         prefix="transformer.",
@@ -140,7 +140,7 @@ _ROWS = (
         adapt=vit_names,
     ),
     # Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
-    # The distilled models have two heads, averaged by a class of its own: no head that an expert could have.
+    # The distilled models have two heads, averaged by a class of its own: not a head that experts can have.
     _image(
         ("deit", "DeiT", "DeiT"),
         poolings={"cls": cls, "mean": patches(2)},
@@ -157,8 +157,8 @@ _ROWS = (
         adapt=dinov2_names,
     ),
     # Radford et al. 2021, arXiv 2103.00020. The vision tower with its projection; the text tower makes the head from
-    # class names (`zero_shot`). Experts come as `CLIPVisionModel` (no projection: it is the base's), as
-    # `CLIPVisionModelWithProjection`, as whole `CLIPModel`s, and in open_clip's format; all are brought to the second.
+    # class names (`zero_shot`). Experts come as `CLIPVisionModel` (they take the base's projection), as
+    # `CLIPVisionModelWithProjection`, as whole `CLIPModel`s, or in open_clip's format; all become the second.
     Family(
         name="clip",
         title="CLIP, zero-shot head",
@@ -197,9 +197,9 @@ def family(name: str) -> Family:
 
 
 def family_for(model_type: str, keys: Iterable[str]) -> Family:
-    """The family of a checkpoint, by the `model_type` of its config and, where two share it, by its tensors.
+    """Find the family of a checkpoint by the `model_type` of its config and, where two share it, by its tensors.
 
-    `keys` should be the names of an expert: a bare base does not say what kind of classifier was made of it.
+    `keys` should be the tensor names of an expert: a bare base has no head to recognise.
     """
     fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:
@@ -219,7 +219,7 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
 
 
 def generic(prefix: str) -> Family:
-    """Any module that keeps its encoder under `prefix`; each expert names its head."""
+    """Describe any module that keeps its encoder under `prefix`; each expert names its head."""
     return Family(
         name="generic",
         title="any module",
@@ -236,5 +236,7 @@ def _output(output: Any, batch: Batch, config: Any) -> torch.Tensor:
     import torch
 
     if not isinstance(output, torch.Tensor):
-        raise RecipeError(f"a generic encoder must return its features as one tensor, got {type(output).__name__}")
+        raise RecipeError(
+            f"a generic encoder must return one tensor, got {type(output).__name__}; wrap it in a module that does"
+        )
     return output

@@ -1,9 +1,8 @@
-"""What is known of a model family: where the encoder ends and its head begins, and how features are read.
+"""Description of a model family: tensor names of encoder and head, and poolings. The table is in `families`.
 
-`families` is the table. Names of tensors are those on disk, as stock transformers writes them; *canonical* names are
-the encoder's own (`encoder.layer.0...`, without the `bert.` under which a classifier keeps it). A pooling reads
-features [B, d] off an encoder's output: a function of the output, the batch, and the encoder's config (None if it has
-none).
+Tensor names are those on disk, as stock transformers writes them; *canonical* names are the encoder's own
+(`encoder.layer.0...`, without the `bert.` under which a classifier keeps it). A pooling computes features [B, d] from
+the encoder's output, the batch, and the encoder's config (None if it has none).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 Network = Callable[..., Any]  # a module, or a function of its parameters
 Batch = Mapping[str, "torch.Tensor"]
-Forward = Callable[[Network, Batch], Any]  # runs an encoder on a batch and gives its output
+Forward = Callable[[Network, Batch], Any]  # runs an encoder on a batch and returns its output
 Pooling = Callable[[Any, Batch, Any], "torch.Tensor"]
 
 
@@ -32,23 +31,23 @@ def _plain(encoder: Network, batch: Batch) -> Any:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns with `*`."""
+    """Whether a name matches one of the patterns, in which `*` stands for any characters."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """Names of a head's layers in a classifier's checkpoint, first to last (at most two), and what is between."""
+    """Names of a head's linear layers in a checkpoint, first to last (at most two), and the activation between."""
 
     layers: tuple[str, ...]
     activation: Activation | None = None
 
     def fits(self, head: Head) -> bool:
-        """Whether a head has these layers and nothing else."""
+        """Whether a head has exactly these layers."""
         return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
 
     def parts(self) -> dict[str, str]:
-        """Part of a head (`weight`, `hidden.bias`, ...) -> name of its tensor, first layer first."""
+        """Map parts of a head (`weight`, `hidden.bias`, ...) to tensor names, first layer first."""
         prefixes = ("hidden.", "")[-len(self.layers) :]
         layers = zip(prefixes, self.layers, strict=True)
         return {f"{part}{piece}": f"{layer}.{piece}" for part, layer in layers for piece in ("weight", "bias")}
@@ -58,12 +57,11 @@ class HeadLayout:
 class Family:
     """One model family.
 
-    `prefix`: where a classifier keeps the encoder (`"bert."`). `poolings`: how features are read, the first being
-    what the stock classifier does; `forward`: how the encoder is run for all of them. `optional`: patterns of encoder
-    tensors that experts may lack (an unused pooler); they are copied from the base. `foreign`: patterns of tensors
-    outside the encoder that are left out (pre-training heads). `tied`: name -> name of the tensor that it repeats.
-    `architecture`: the stock class that holds encoder and head, None where there is none. `adapt`: brings names of
-    older or other writers to today's.
+    `prefix`: where a classifier keeps the encoder (`"bert."`). `poolings`: by name, that of the stock classifier
+    first; `forward`: runs the encoder for all of them. `optional`: patterns of encoder tensors that experts may lack
+    (an unused pooler); they are copied from the base. `foreign`: patterns of tensors outside the encoder that are left
+    out (pre-training heads). `tied`: name -> name of the tensor that it repeats. `architecture`: the stock class of
+    encoder and head, None if there is none. `adapt`: translates tensor names of other formats and versions.
     """
 
     name: str
@@ -86,22 +84,22 @@ class Family:
         return next(iter(self.poolings))
 
     def adapted(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same tensors under the names of stock transformers."""
+        """Rename the tensors of a checkpoint to the names of stock transformers."""
         return self.adapt(checkpoint) if self.adapt else checkpoint
 
     def features(self, encoder: Network, batch: Batch, pooling: str) -> torch.Tensor:
-        """What a head reads, [B, d]: the encoder is run once, and its output is pooled."""
+        """Run the encoder once and pool its output to features [B, d]."""
         output = self.forward(encoder, batch)
         return self.poolings[pooling](output, batch, getattr(encoder, "config", None))
 
     def may_lack(self, name: str, pooling: str) -> bool:
-        """Whether an expert may lack an encoder tensor: it is optional, and the features are not read through it."""
+        """Whether an expert may lack an encoder tensor: it is optional, and the pooling does not use it."""
         through_pooler = pooling == "pooler" and name.startswith("pooler.")
         return not through_pooler and matches(name, self.optional)
 
 
 def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[str, ...], dtype: str) -> dict[str, Any]:
-    """The config of the stock classifier on top of an encoder."""
+    """Make the config of the stock classifier from that of an encoder."""
     if config.get("model_type") == "clip_vision_model":  # the stock classifier needs the config of a whole CLIP
         config = {"model_type": "clip", "vision_config": dict(config)}
     return {
@@ -115,24 +113,24 @@ def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[s
 
 
 def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
-    """Why no stock class computes what a classifier does; None where one does."""
+    """Reason why no stock class can hold a classifier, or None if one can."""
     if not isinstance(classifier, Head):
         return (
-            f"its classifier is a head behind a module of {classifier.kind!r}, for which transformers has no place; "
-            "align the merge with an aligner that gives a head, such as auto"
+            f"its classifier has a {classifier.kind!r} module before the head, which transformers cannot store; "
+            "align the merge with an aligner that returns a head, such as auto"
         )
     if family.architecture is None or family.head is None:
-        return f"transformers has no classifier that computes what {family.name!r} does"
+        return f"transformers has no classifier for the family {family.name!r}"
     pooling = classifier.pooling or family.default_pooling
     if pooling != family.default_pooling:
-        return f"{family.architecture} reads features by {family.default_pooling!r}, this head by {pooling!r}"
+        return f"{family.architecture} uses the pooling {family.default_pooling!r}, this head {pooling!r}"
     if not family.head.fits(classifier):
-        return f"the head is built otherwise than in {family.architecture}"
+        return f"the layers of the head differ from those of {family.architecture}"
     return None
 
 
 def head_names(family: Family, head: Head) -> dict[str, str]:
-    """Part of a head -> name on disk: the stock classifier's where the layers are like its own."""
+    """Map parts of a head to names on disk: those of the stock classifier if it has as many layers."""
     parts = head.tensors()
     if family.head is None or len(family.head.layers) != head.layers:
         return {part: part for part in parts}
@@ -140,19 +138,19 @@ def head_names(family: Family, head: Head) -> dict[str, str]:
 
 
 def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:
-    """A head's tensors by their names on disk."""
+    """Tensors of a head by their names on disk."""
     tensors = head.tensors()
     return {name: tensors[part] for part, name in head_names(family, head).items()}
 
 
 def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """The last hidden state at the first token."""
+    """Last hidden state at the first token."""
     hidden: torch.Tensor = output.last_hidden_state
     return hidden[:, 0]
 
 
 def mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """The mean of the last hidden states over the attention mask, so that padding does not count."""
+    """Mean of the last hidden states over the attention mask, so that padding does not count."""
     if "attention_mask" not in batch:
         raise RecipeError(
             "pooling 'mean' needs an 'attention_mask' in every batch, or it would average over padding; "
@@ -165,7 +163,7 @@ def mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """The encoder's own pooled output: a dense layer and tanh over the first token."""
+    """Pooled output of the encoder: a dense layer and tanh over the first token."""
     pooled: torch.Tensor | None = output.pooler_output
     if pooled is None:
         raise RecipeError("pooling 'pooler' needs an encoder with a pooler, and this one has none; use 'cls' or 'mean'")
@@ -173,13 +171,13 @@ def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """CLIP's image features after the projection."""
+    """Image features of CLIP after the projection."""
     features: torch.Tensor = output.image_embeds
     return features
 
 
 def patches(first: int) -> Pooling:
-    """The mean of an image's patch tokens, which start at `first` (after [CLS] and its like)."""
+    """Mean of an image's patch tokens, which start at position `first` after [CLS] and other special tokens."""
 
     def patch_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
         hidden: torch.Tensor = output.last_hidden_state
@@ -189,7 +187,7 @@ def patches(first: int) -> Pooling:
 
 
 def cls_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """DINOv2's features [B, 2d]: the first token, and the mean of the patch tokens."""
+    """Features of DINOv2 [B, 2d]: the first token, and the mean of the patch tokens."""
     import torch
 
     hidden: torch.Tensor = output.last_hidden_state
@@ -197,15 +195,15 @@ def cls_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """T5's last hidden state of the decoder at each text's last end-of-sequence token."""
+    """Last hidden state of T5's decoder at the last end-of-sequence token of each text."""
     import torch
 
-    end = _special_token(config, "eos_token_id")
+    token = _special_token(config, "eos_token_id")
     ids = batch["input_ids"]
-    ends = ids == end
+    ends = ids == token
     if not bool(ends.any(1).all()):
         raise RecipeError(
-            f"T5 features are read at the end-of-sequence token {end}, but some texts "
+            f"T5 features are read at the end-of-sequence token {token}, but some texts "
             "have none; let T5's own tokenizer add it"
         )
     hidden: torch.Tensor = output.last_hidden_state
@@ -214,7 +212,7 @@ def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def shifted_decoder(encoder: Network, batch: Batch) -> Any:
-    """T5's output when its decoder reads the input itself, shifted by one."""
+    """Run T5 with the input itself, shifted by one, as the decoder's input."""
     import torch
 
     start, ids = _special_token(getattr(encoder, "config", None), "decoder_start_token_id"), batch["input_ids"]
@@ -226,7 +224,7 @@ def _special_token(config: Any, name: str) -> int:
     token: int | None = getattr(config, name, None)
     if token is None:
         raise RecipeError(
-            f"T5 features need to know {name!r}: set it in the encoder's config, and give a function of parameters "
-            "that `config` as attribute"
+            f"T5 features need {name!r}: set it in the encoder's config; if the encoder is a function, give it that "
+            "config as attribute `config`"
         )
     return token

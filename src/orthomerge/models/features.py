@@ -1,9 +1,8 @@
-"""Features of inputs, and a cache of features on disk by what they depend on.
+"""Features of inputs, and a cache of features on disk.
 
 An entry of the cache is one safetensors file, named by the hash of its key: `values` [n, d] in float32, and in the
-header a seal, the hash of key, shape and values. Entries are replaced as a whole. An entry is used only if its header,
-shape and seal are right; else the features are computed again. Features do not depend on labels, so tasks that share
-inputs share an entry.
+header a seal, the hash of key, shape and values. Entries are replaced atomically. If header, shape or seal of an entry
+are wrong, the features are computed again. Features do not depend on labels, so tasks that share inputs share an entry.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ VARIABLE = "ORTHOMERGE_CACHE"
 
 @dataclass(frozen=True)
 class Features:
-    """Features [n, d] in float32 on the CPU, in the order of the inputs; labels [n] (int64) where they are known."""
+    """Features [n, d] in float32 on the CPU, in the order of the inputs; labels [n] (int64) if known."""
 
     values: torch.Tensor
     task: str
@@ -40,9 +39,9 @@ class Features:
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
-            raise IncompatibleError(f"features must be [n, d], got {tuple(self.values.shape)}")
+            raise IncompatibleError(f"features must be [n, d], got {tuple(self.values.shape)}; give one row per input")
         if self.labels is not None and len(self.labels) != len(self.values):
-            raise IncompatibleError(f"{len(self.values)} features but {len(self.labels)} labels")
+            raise IncompatibleError(f"{len(self.values)} features but {len(self.labels)} labels; give one per row")
 
     def __len__(self) -> int:
         return len(self.values)
@@ -54,9 +53,9 @@ class Features:
         labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)
         return cls(values, task, examples.split, labels)
 
-    def take(self, places: torch.Tensor) -> Features:
-        labels = None if self.labels is None else self.labels[places]
-        return Features(self.values[places], self.task, self.split, labels)
+    def take(self, rows: torch.Tensor) -> Features:
+        labels = None if self.labels is None else self.labels[rows]
+        return Features(self.values[rows], self.task, self.split, labels)
 
     def unlabelled(self) -> Features:
         return Features(self.values, self.task, self.split)
@@ -64,7 +63,7 @@ class Features:
 
 @dataclass(frozen=True)
 class FeaturePair:
-    """Features of the same inputs under the merged encoder and under the expert's."""
+    """Features of the same inputs under the merged encoder and the expert's encoder."""
 
     merged: Features
     expert: Features
@@ -73,13 +72,13 @@ class FeaturePair:
         one, other = self.merged, self.expert
         if (len(one), one.task, one.split) != (len(other), other.task, other.split):
             raise IncompatibleError(
-                f"a pair must hold the same inputs: {len(one)} of {one.task}/{one.split}, "
-                f"{len(other)} of {other.task}/{other.split}"
+                f"a pair must hold features of the same inputs, got {len(one)} of {one.task}/{one.split} and "
+                f"{len(other)} of {other.task}/{other.split}; encode the same examples with both models"
             )
 
 
 class FeatureCache:
-    """Entries in a folder: the one given, else `features` in $ORTHOMERGE_CACHE or in `~/.cache/orthomerge`."""
+    """Cache in `folder`, by default in `features` of $ORTHOMERGE_CACHE or of `~/.cache/orthomerge`."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
         root = Path(folder) if folder is not None else Path(os.environ.get(VARIABLE) or "~/.cache/orthomerge")
@@ -90,7 +89,7 @@ class FeatureCache:
         self.folder = root if folder is not None else root / "features"
 
     def get_or_compute(self, key: Mapping[str, Any], rows: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Features [rows, d], computed only if the cache has none. `key`: all that they depend on, as JSON."""
+        """Return features [rows, d], computed only if not in the cache. `key`: all that they depend on, as JSON."""
         import torch
 
         path = self.path(key)
@@ -99,7 +98,9 @@ class FeatureCache:
             self._prepare()
             values = compute().detach().to("cpu", torch.float32).contiguous()
             if len(values) != rows:
-                raise IncompatibleError(f"features of {rows} inputs were to be computed, got {len(values)}")
+                raise IncompatibleError(
+                    f"{rows} inputs must give {rows} features, got {len(values)}; correct the encoder"
+                )
             metadata = {"features": json.dumps(key, sort_keys=True), "seal": _seal(path, values)}
             header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
             replace_file(path, header, values.numpy().data)
@@ -122,7 +123,7 @@ class FeatureCache:
 
 
 def _read(path: Path, rows: int) -> torch.Tensor | None:
-    """Features of an entry; None if there is none or it is damaged."""
+    """Read the features of an entry; None if it is missing or damaged."""
     try:
         entries, seal = read_safetensors(path), read_metadata(path).get("seal")
         if list(entries) != ["values"]:
@@ -131,7 +132,7 @@ def _read(path: Path, rows: int) -> torch.Tensor | None:
         if spec.dtype != "F32" or len(spec.shape) != 2 or spec.shape[0] != rows:
             return None
         values = entries["values"].read(0, spec.numel).reshape(spec.shape)
-    except CheckpointError:  # there is none, or it is damaged
+    except CheckpointError:
         return None
     return values if _seal(path, values) == seal else None
 

@@ -1,7 +1,7 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
-A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (its kind, an entry of
-`KINDS`), because experts of one base differ in these.
+A head includes pooling, maximum length, and the meaning of its outputs (its kind, an entry of `KINDS`), because
+experts of one base differ in these.
 
 `Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter.
 Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 Activation = Literal["tanh", "relu", "gelu"]
 SINGLE_LABEL = "single-label"
-_ROWS = 8192  # of features, that become logits at a time
+_BLOCK = 8192  # rows of features per block of logits
 
 
 class Classifier(Protocol):
-    """Anything that turns features [B, d] into logits [B, C]."""
+    """Callable from features [B, d] to logits [B, C]."""
 
     @property
     def labels(self) -> tuple[str, ...]: ...
@@ -40,7 +40,7 @@ class Classifier(Protocol):
 
 
 class Extra(Classifier, Protocol):
-    """A head behind a module, which a stock checkpoint cannot hold: its tensors are kept beside the model."""
+    """A module before a head. Stock checkpoints cannot store it, so its tensors are saved in a file of their own."""
 
     @property
     def head(self) -> Head: ...
@@ -53,7 +53,7 @@ class Extra(Classifier, Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """An affine map: weight [out, in] and, where there is one, bias [out]."""
+    """An affine map: weight [out, in] and an optional bias [out]."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -61,7 +61,7 @@ class Linear:
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         import torch
 
-        # Features in float32 are not rounded to the precision of the head.
+        # Do not round float32 features to the dtype of the head.
         dtype = torch.promote_types(values.dtype, self.weight.dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         return torch.nn.functional.linear(values.to(dtype), self.weight.to(dtype), bias)
@@ -69,11 +69,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier, with a hidden layer where the family has one.
+    """A linear classifier, with an optional hidden layer.
 
-    `normalise` scales features to unit length first (CLIP; its logit scale is baked into the weight). `kind`: an entry
-    of `KINDS`. `pooling`: how features are read off the encoder, None for the family's default. `max_length`:
-    tokens per text, None for the default of the processor.
+    `normalise` scales features to unit length first (CLIP; the weight includes its logit scale). `kind`: an entry of
+    `KINDS`. `pooling`: None for the family's default. `max_length`: tokens per text, None for the processor's default.
     """
 
     output: Linear
@@ -86,11 +85,11 @@ class Head:
     max_length: int | None = None
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], labels: tuple[str, ...], **more: Any) -> Head:
-        """A head of tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`); `more`: other fields."""
+    def of(cls, tensors: Mapping[str, torch.Tensor], labels: tuple[str, ...], **fields: Any) -> Head:
+        """Make a head from tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`) and other fields."""
         hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if "hidden.weight" in tensors else None
         output = Linear(tensors["weight"], tensors.get("bias"))
-        return cls(output, labels, hidden, **more)
+        return cls(output, labels, hidden, **fields)
 
     def __post_init__(self) -> None:
         rows = self.output.weight.shape[0]
@@ -123,39 +122,37 @@ class Head:
         return int(first.weight.shape[1])
 
     def reordered(self, labels: tuple[str, ...]) -> Head:
-        """The same head with its rows in the order of `labels`, matched by name."""
+        """Return the head with its rows in the order of `labels`, matched by name."""
         if sorted(labels) != sorted(self.labels):
-            raise IncompatibleError(f"label sets differ: {some(sorted(set(labels) ^ set(self.labels)))}")
+            odd = some(sorted(set(labels) ^ set(self.labels)))
+            raise IncompatibleError(f"label sets differ: {odd}; give both the same names")
         rows = [self.labels.index(label) for label in labels]
         output = Linear(self.output.weight[rows], None if self.output.bias is None else self.output.bias[rows])
         return replace(self, output=output, labels=labels)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
-        """The same head with other numbers; `tensors` as from `tensors()`."""
+        """Return the head with other weights; `tensors` as from `tensors()`."""
         head = Head.of(tensors, self.labels, activation=self.activation)
         return replace(self, output=head.output, hidden=head.hidden)
 
-    def to(self, *where: Any, **how: Any) -> Head:
-        """The same head, its tensors detached and as `Tensor.to` makes them."""
-        return self.with_tensors({name: tensor.detach().to(*where, **how) for name, tensor in self.tensors().items()})
+    def to(self, *args: Any, **kwargs: Any) -> Head:
+        """Return the head with its tensors detached and converted by `Tensor.to`."""
+        return self.with_tensors({name: tensor.detach().to(*args, **kwargs) for name, tensor in self.tensors().items()})
 
     def reading_as(self, other: Head) -> Head:
-        """The same layers with the kind, pooling and maximum length of another head."""
+        """Return the head with the kind, pooling and maximum length of another head."""
         return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its name in `head.safetensors`."""
-        named = {"weight": self.output.weight, "bias": self.output.bias}
+        """Return the tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`)."""
+        tensors = {"weight": self.output.weight, "bias": self.output.bias}
         if self.hidden is not None:
-            named |= {"hidden.weight": self.hidden.weight, "hidden.bias": self.hidden.bias}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+            tensors |= {"hidden.weight": self.hidden.weight, "hidden.bias": self.hidden.bias}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def misfit(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The first part of a head that does not fit the others, by shapes; None if all do.
-
-    Weights are matrices, and the output layer reads as many numbers as the hidden layer has rows.
-    """
+    """Name the first part of a head whose shape does not fit the others; None if all fit."""
     hidden = shapes.get("hidden.weight")
     for part, shape in shapes.items():
         if part.endswith("bias"):
@@ -168,22 +165,23 @@ def misfit(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
 
 def head_of(classifier: Classifier) -> Head:
-    """The head of a classifier, which may be that head."""
+    """Return the head of a classifier, or the classifier itself if it is a head."""
     return classifier if isinstance(classifier, Head) else classifier.head  # type: ignore[attr-defined]
 
 
 def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
-    """Logits [n, C] of all features, computed block by block."""
+    """Compute the logits [n, C] of all features in blocks."""
     import torch
 
     blocks = []
     with torch.no_grad():
-        for block in torch.split(values, _ROWS):
+        for block in torch.split(values, _BLOCK):
             logits = classifier(block)
-            if tuple(logits.shape) != (len(block), len(classifier.labels)):
+            expected = (len(block), len(classifier.labels))
+            if tuple(logits.shape) != expected:
                 raise IncompatibleError(
-                    f"a classifier with {len(classifier.labels)} labels must give logits "
-                    f"({len(block)}, {len(classifier.labels)}) for {len(block)} inputs, got {tuple(logits.shape)}"
+                    f"a classifier with {expected[1]} labels must give logits {expected} for {expected[0]} inputs, "
+                    f"got {tuple(logits.shape)}; correct the classifier"
                 )
             blocks.append(logits)
     return torch.cat(blocks)
@@ -191,7 +189,7 @@ def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one head predicts for one input: the label, its score, and the scores of all labels."""
+    """Prediction of one head for one input: the label, its score, and the scores of all labels."""
 
     label: str
     score: float
@@ -202,7 +200,7 @@ class Prediction:
 
 
 class SingleLabel:
-    """Exactly one label is true: a softmax over the labels. `metric`: the name of the headline metric."""
+    """Heads with a softmax over labels of which exactly one is true. `metric`: name of the headline metric."""
 
     metric = "accuracy"
 
@@ -212,29 +210,29 @@ class SingleLabel:
         return (logs.exp() * (logs - student.log_softmax(-1))).sum(-1)
 
     def targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """What least squares fits [n, C]: logits minus their mean, which softmax does not see."""
+        """Targets of least squares [n, C]: logits minus their mean, which does not change the softmax."""
         return teacher - teacher.mean(1, keepdim=True)
 
     def choices(self, logits: torch.Tensor) -> torch.Tensor:
-        """The predicted row of labels [n]: that of the largest logit, the first of several equal ones."""
+        """Indices of the predicted labels [n]: those of the largest logits, the first of equal ones."""
         if logits.ndim != 2 or not logits.shape[1]:
-            raise IncompatibleError(f"logits must be [n, classes], got {tuple(logits.shape)}")
-        wrong = logits.isnan().any(1)
-        if wrong.any():
-            raise NumericalError(f"{int(wrong.sum())} of {len(logits)} rows of logits hold NaN; they predict nothing")
+            raise IncompatibleError(f"logits must be [n, classes], got {tuple(logits.shape)}; correct the classifier")
+        count = int(logits.isnan().any(1).sum())
+        if count:
+            raise NumericalError(f"{count} of {len(logits)} rows of logits hold NaN; check the weights and the inputs")
         return logits.argmax(1)
 
     def right(self, chosen: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Which predictions are right, [n]; their mean is the headline metric."""
+        """Whether each prediction is right [n]; the mean is the headline metric."""
         return chosen == truth
 
     def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
-        """Predictions that a person reads."""
-        places = self.choices(logits).tolist()
+        """Turn logits [n, C] into labels with scores."""
+        choices = self.choices(logits).tolist()
         rows = logits.double().softmax(1).tolist()
         return [
-            Prediction(labels[place], row[place], dict(zip(labels, row, strict=True)))
-            for place, row in zip(places, rows, strict=True)
+            Prediction(labels[choice], row[choice], dict(zip(labels, row, strict=True)))
+            for choice, row in zip(choices, rows, strict=True)
         ]
 
 
@@ -249,7 +247,7 @@ def head_kind(name: str) -> SingleLabel:
 
 @dataclass(frozen=True, eq=False)
 class SurgeryHead:
-    """A head behind f - U relu(D f): `down` is D [r, d], `up` is U [d, r] (Yang et al. 2024, arXiv 2402.02705)."""
+    """A head on top of f - U relu(D f): `down` is D [r, d], `up` is U [d, r] (Yang et al. 2024, arXiv 2402.02705)."""
 
     head: Head
     down: torch.Tensor
@@ -280,21 +278,23 @@ def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: st
 
 
 def rebuilt(kind: str, head: Head, tensors: Mapping[str, torch.Tensor], *, where: Path) -> Extra:
-    """Build a classifier that is more than a head from its saved tensors; `where` is for messages."""
+    """Rebuild a classifier with a module before its head from its saved tensors; `where` is for messages."""
     if kind not in _rebuilders():
         raise CheckpointError(
-            f"{where} belongs to the aligner {kind!r:.80}, which this version does not know "
+            f"{where} belongs to the aligner {kind!r:.80}, which this version does not have "
             f"({nearest(kind, _rebuilders())}); update orthomerge, or align again"
         )
-    odd = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
-    if odd:
-        raise CheckpointError(f"{where}: {some(odd)} must be in floating point; fetch the folder again, or align again")
+    integers = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if integers:
+        raise CheckpointError(
+            f"{where}: {some(integers)} must be floating-point; fetch the folder again, or align again"
+        )
     return _rebuilders()[kind](head, tensors)
 
 
 @cache
 def _rebuilders() -> Mapping[str, Rebuild]:
-    """Functions by the aligner's name; the module of a plug-in aligner with `extra` has one called `rebuild`."""
+    """Rebuilding functions by aligner; the module of a plug-in aligner with `extra` must define `rebuild`."""
     rows = [entry.load() for entry in entry_points(group="orthomerge.aligners")]
     plugins = {row.name: import_module(row.maker.partition(":")[0]).rebuild for row in rows if row.extra}
     return {**plugins, **{kind: partial(rebuild_surgery, kind=kind) for kind in ("surgery", "probsurgery")}}

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in one document: family, tensors, dtypes, head, hashes, NaN count."""
+"""Description of a checkpoint as one document: family, tensors, dtypes, head, hashes, NaN count."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from orthomerge.models.tensors import FileTensors
 
 
 def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
-    """Describe a checkpoint, an adapter or an output of ours; with `headers` the weights are not read."""
+    """Describe a checkpoint, an adapter or a merged model; with `headers` the weights are not read."""
     folder = Path(reference).expanduser()
     if is_output(folder):
         return _describe_output(folder, headers=headers)
     source = open_expert(reference)
-    whole = isinstance(source, Checkpoint)
+    is_checkpoint = isinstance(source, Checkpoint)
     stored = source if isinstance(source, Checkpoint) else Checkpoint(source.path, source.stored)
     specs = {name: entry.spec for name, entry in stored.entries.items()}
     files: dict[str, dict[str, Any]] = {file.path.name: {"size": file.size} for file in source.files}
     document: dict[str, Any] = {
         "path": str(source.path),
-        "format": "checkpoint" if whole else "LoRA adapter",
-        "model_type": (source.config or {}).get("model_type" if whole else "peft_type"),
+        "format": "checkpoint" if is_checkpoint else "LoRA adapter",
+        "model_type": (source.config or {}).get("model_type" if is_checkpoint else "peft_type"),
         **_counts(specs.values()),
-        **(_describe_model(stored) if whole else {}),
+        **(_describe_model(stored) if is_checkpoint else {}),
         "files": files,
     }
     if not headers:
@@ -87,7 +87,7 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
         return {"family": None, "aliases": dict(source.aliases)}
     adapted = family.adapted(source)
     split = split_base({key: entry.spec for key, entry in adapted.entries.items()}, family)
-    head = {name: list(adapted.spec(name).shape) for name, why in split.left_out.items() if why == OWN_HEAD}
+    head = {name: list(adapted.spec(name).shape) for name, reason in split.left_out.items() if reason == OWN_HEAD}
     labels = config.get("id2label")
     return {
         "family": family.name,
@@ -101,7 +101,7 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
 
 
 def _non_finite(tensors: FileTensors) -> dict[str, int]:
-    """Number of elements that are NaN or infinite, for every tensor that has any."""
+    """Count the elements that are NaN or infinite, by tensor; tensors without any are left out."""
     counts: Counter[str] = Counter()
     for name, block in tensors.blocks():
         if block.is_floating_point():

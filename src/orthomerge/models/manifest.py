@@ -1,14 +1,14 @@
-"""The layout of a model folder, and its manifest: what it records, and how it is read and checked.
+"""Layout of a model folder, and reading, checking and contents of its manifest.
 
 OUT/encoder.safetensors        the only large file (or shards); names as in the stock classifier
 OUT/tokenizer.json ...         tokenizer or image processor
 OUT/TASK/head.safetensors      the head; with an aligner that adds a module, extra.safetensors beside it
-OUT/TASK/config.json           only where a stock class computes what the head does: that class loads this folder,
-                               through an index and links to the encoder and the tokenizer above it
+OUT/TASK/config.json           if a stock class can hold the head: that class loads this folder, through an index
+                               and links to the encoder and the tokenizer above it
 OUT/README.md                  model card
 OUT/orthomerge.json            manifest: inputs with hashes, how they were opened, method, the hash of every other file
-OUT/orthomerge.local.json      where experts were on this machine, and short hashes of the inputs that a fit or an
-                               alignment has seen; never pushed, not in the manifest
+OUT/orthomerge.local.json      paths of the experts on this machine, and short hashes of the inputs used by a fit or
+                               an alignment; never pushed, not in the manifest
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import content_digest
 
 FORMAT = 2
-ENCODER = "encoder"  # what the names of the encoder's files start with
+ENCODER = "encoder"  # stem of the encoder's files
 HEAD = "head.safetensors"
 EXTRA = "extra.safetensors"
 README = "README.md"
-FACTS = ("method", "seed", "vector", "notes", "fit", "alignment", "evaluation")  # how the model was made
-RECORD = ("inputs", "opening", "tensors")  # of what
-HEAD_FIELDS = ("kind", "pooling", "max_length", "activation", "normalise")  # those of `Head` that are no tensors
+FACTS = ("method", "seed", "vector", "notes", "fit", "alignment", "evaluation")  # copied from `Origin.facts`
+RECORD = ("inputs", "opening", "tensors")  # from `record_of`
+HEAD_FIELDS = ("kind", "pooling", "max_length", "activation", "normalise")  # fields of `Head` that are not tensors
 _WAY_OUT = "the file is damaged: fetch the folder again, or merge again"
 _WORDS = {str: "a string", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
 _MOST_CARD, _LONGEST_LICENCE = 64 << 10, 100  # characters
 _HEADER = re.compile(r"\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTILINE)
-_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to reveal much
+_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to guess it from
 
-# Nested as the manifest is: a type, or a tuple of types and values. A key `*` stands for all, a key that ends with `?`
-# may be absent; a list is one of such.
+# A schema: a type, a tuple of allowed types and values, a list with the schema of its items, or a dict with a schema
+# per key. The key `*` stands for all keys; a key that ends with `?` may be absent.
 _FILE = {"size": int, "hash": str}
 _INPUT = {"name": str, "files": [_FILE]}
 _STAGE = {"tasks": dict, "access": get_args(Access)}
@@ -96,10 +96,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     manifest = read_json(contained(path, folder))
     if manifest.get("format") == 1:
-        raise CheckpointError(f"{folder} was written by 0.1.0; merge again")
+        raise CheckpointError(f"{folder} was written by orthomerge 0.1.0, which this version cannot read; merge again")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {manifest.get('format')!r:.80}, this version reads {FORMAT}; update orthomerge"
+            f"{path} must have format {FORMAT}, got {manifest.get('format')!r:.80}; update orthomerge"
         )
     _check(manifest, _SHAPE, path, "")
     for task in manifest["heads"]:
@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_family(manifest: Mapping[str, Any], folder: Path) -> Family:
-    """Family of a model folder; checks that the family, the poolings and the kinds of heads exist."""
+    """Return the family of a model folder; check that the family, the poolings and the kinds of heads exist."""
     name = manifest["family"]
     _check_known(folder, "model family", name, [*FAMILIES, "generic"])
     family = generic(manifest["encoder"]["prefix"]) if name == "generic" else FAMILIES[name]
@@ -131,7 +131,7 @@ def _check_known(folder: Path, what: str, name: str, names: Collection[str]) -> 
 
 
 def _check(value: Any, shape: Any, path: Path, where: str) -> None:
-    """Check a value and everything in it; `where`: the keys that lead to it."""
+    """Check a value and all nested values against a schema; `where`: the path of keys to it, for messages."""
     options = shape if isinstance(shape, tuple) else (type(shape) if isinstance(shape, dict | list) else shape,)
     if not any(type(value) is option if isinstance(option, type) else value == option for option in options):
         words = " or ".join("null" if option is None else _WORDS.get(option, str(option)) for option in options)
@@ -145,12 +145,12 @@ def _check(value: Any, shape: Any, path: Path, where: str) -> None:
             name = key.removesuffix("?")
             if name == key != "*" and name not in value:
                 raise CheckpointError(f"{path} has no {f'{where}.{name}'.lstrip('.')!r:.200}; {_WAY_OUT}")
-            for each in value if key == "*" else value.keys() & {name}:
-                _check(value[each], inner, path, f"{where}.{each}".lstrip("."))
+            for present in value if key == "*" else value.keys() & {name}:
+                _check(value[present], inner, path, f"{where}.{present}".lstrip("."))
 
 
 def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
-    """Check that all files that are read are listed: only listed files are verified."""
+    """Check that all files of encoder and heads are listed, because only listed files are verified."""
     encoder, heads = manifest["encoder"], manifest["heads"]
     if not encoder["files"]:
         raise CheckpointError(f"{path} names no file of the encoder; {_WAY_OUT}")
@@ -161,10 +161,7 @@ def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
 
 
 def record_of(model: ModelData) -> dict[str, Any]:
-    """What the manifest says of base and experts: hashes and how each was opened, but no path.
-
-    It comes from the experts, if they are open, else from the folder that the model was read from.
-    """
+    """Record hashes and options of base and experts, without paths; copied if the experts are not open."""
     experts = model.origin.experts
     if experts is None:
         empty: dict[str, Any] = {"base": {"name": "", "files": []}, "experts": {}}
@@ -189,7 +186,7 @@ def record_of(model: ModelData) -> dict[str, Any]:
 
 
 def _input(experts: Opened, task: str, name: str) -> dict[str, Any]:
-    """What identifies an input without telling where on this machine it was."""
+    """Record one input by name, revision and hashes, without its path."""
     source = experts.checkpoints()[task]
     if source.in_memory:
         content = content_digest(experts.tensors(task), experts.family.prefix)
@@ -204,10 +201,7 @@ def _input(experts: Opened, task: str, name: str) -> dict[str, Any]:
 
 
 def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
-    """The licence that the header of the model card in a folder names; None if it names none or cannot be read.
-
-    A model of the hub is fetched without its card, so the card is fetched here; if that fails, the licence is unknown.
-    """
+    """Read the licence from the model card of a folder, or else of its hub revision; None if unknown."""
     if not path.is_dir():  # a bare file: a card beside it may be of another model
         return None
     card = path / README
@@ -236,22 +230,22 @@ def _fetched_card(name: str, revision: str) -> Path | None:
         if constants.HF_HUB_OFFLINE:
             return None
         return Path(hf_hub_download(name, README, revision=revision))
-    except Exception:  # noqa: BLE001 - whatever it is: a card is no reason for a merge to fail
+    except Exception:  # noqa: BLE001 - a merge must not fail for lack of a card
         return None
 
 
 def local_document(model: ModelData, folder: Path) -> dict[str, Any]:
-    """Content of the local file of an output in `folder`; empty if there is nothing to say."""
+    """Content of the local file of an output in `folder`; empty if there are no paths and no inputs."""
     experts, places = model.origin.experts, dict(model.origin.places)
     if experts is not None:
         opened = {task: source for task, source in experts.checkpoints().items() if task or experts.has_base}
         places = {task: str(source.path) for task, source in opened.items() if not source.in_memory}
-    seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
-    return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
+    inputs = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
+    return local_places({"places": places, "inputs": inputs}, folder) if places or inputs else {}
 
 
 def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What `read_local` returns, as the local file of an output in `folder`: places absolute and relative to it."""
+    """Convert the result of `read_local` to the local file of an output in `folder`: absolute and relative paths."""
     places = {}
     for role, place in local["places"].items():
         path = os.path.abspath(place)
@@ -260,10 +254,7 @@ def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read_local(folder: Path) -> dict[str, Any]:
-    """The local file of an output: `places` as absolute paths, under "" that of the base, and `inputs`.
-
-    Both are empty where there is no such file.
-    """
+    """Read the local file of an output, if there is one: absolute paths (the base's under ""), and inputs."""
     path = folder / LOCAL
     if not path.is_file() and not path.is_symlink():
         return {"places": {}, "inputs": {}}
@@ -271,7 +262,7 @@ def read_local(folder: Path) -> dict[str, Any]:
     try:
         _check(document, _LOCAL_SHAPE, path, "")
     except CheckpointError as error:
-        message = f"{path} is damaged; remove it, and give --base and --expert where they are needed"
+        message = f"{path} is damaged; remove it, and give --base and --expert if they are asked for"
         raise CheckpointError(message) from error
     places = {role: _current_path(place, folder) for role, place in document["places"].items()}
     return {"places": places, "inputs": document["inputs"]}

@@ -1,6 +1,6 @@
-"""A model: one encoder, a head per task, and how inputs are processed. A base, an expert, a merge and a fit are models.
+"""The type of all models: a base, an expert, a merge, a fit.
 
-A model is an immutable value, and its weights are computed when they are needed.
+A model is an immutable value whose weights are computed when they are needed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Model(ModelData):
-    """One encoder and a head per task, which can be run, and saved to a folder."""
+    """One encoder with a head per task: an immutable model that can predict and be saved to a folder."""
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
-        """A new module that gives the logits of every task; changes to it change no other module."""
+        """Build a new module that returns the logits of every task; it shares no weights with other modules."""
         from orthomerge.models.networks import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)
@@ -38,7 +38,7 @@ class Model(ModelData):
     def predict(self, inputs: str | Path, *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...) -> _Row: ...
 
     @overload
-    def predict(  # type: ignore[overload-overlap]  # a list is an object, too: it is several inputs
+    def predict(  # type: ignore[overload-overlap]  # a list is an object too, but it holds several inputs
         self, inputs: Sequence[Any], *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...
     ) -> list[_Row]: ...
 
@@ -48,13 +48,13 @@ class Model(ModelData):
     def predict(
         self, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
     ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
-        """Predictions by task for raw inputs: texts; or images as paths, PIL images or arrays.
+        """Predict a label per task for raw inputs: texts, or images as paths, PIL images or arrays.
 
-        One input gives a dict, a list of inputs a list of dicts in the same order.
+        One input gives a dict by task, a list of inputs a list of dicts in the same order.
         """
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 
     def save(self, out: str | Path, *, force: bool = False, max_shard_size: str | int = "5GB") -> Model:
-        """Write the model to a folder, whole or not at all."""
+        """Write the model to a folder atomically and return the model."""
         write_model(self, Path(out), force=force, max_shard_size=max_shard_size)
         return self

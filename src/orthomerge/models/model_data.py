@@ -1,6 +1,6 @@
-"""What a model consists of: an encoder, a head per task, how inputs are processed, and how it was made.
+"""Parts of a model: an encoder, a head per task, the source of its processor, and its origin.
 
-A few encoders are kept in memory as modules, so that a model that is used twice is computed and built once.
+The last encoders are kept in memory as modules, so that a model that is used twice is computed and built once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import torch
 
 
-_MOST_KEPT = 2  # modules in memory at a time: a merge and the expert that it is compared with
+_MOST_LOADED = 2  # modules in memory at a time: a merge and the expert that it is compared with
 
 
 @dataclass(eq=False)
 class Encoder:
-    """The weights of a model with what is needed to run them.
+    """Weights of a model, with the family and the config needed to run them.
 
-    `config`: of the family's encoder class. `start`: of a linearised encoder, the weights it is linear around.
-    `content`: the hash of the one file that the tensors would be written to, once something has read all of them.
+    `config`: of the family's encoder class. `start`: for a linearised encoder, the weights it is linear around.
+    `content`: hash of the file that the tensors would be written to, once all of them have been read.
     """
 
     family: Family
@@ -45,7 +45,7 @@ class Encoder:
 
     @property
     def digest(self) -> str:
-        """Hash of tensors and config; paths, options and heads do not count."""
+        """Hash of tensors and config, without paths, options and heads."""
         if self.content is None:
             if isinstance(self.tensors, FileTensors) or not self.family.encoder_class:
                 self.content = content_digest(self.tensors, self.family.prefix)
@@ -57,7 +57,7 @@ class Encoder:
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def runner(self, pooling: str) -> tuple[Any, Family]:
-        """The module that computes features, shared with other callers, and the family that says how it is read."""
+        """Return the module that computes features, shared with other callers, and the family to run it with."""
         if self.start is None:
             return loaded(self).module, self.family
         from orthomerge.models.networks import tangent
@@ -65,7 +65,7 @@ class Encoder:
         return tangent(self.family, self.config, self.start, self.tensors, pooling)
 
     def module(self) -> torch.nn.Module:
-        """A new module with these weights, in eval mode, on the CPU."""
+        """Build a new module with these weights, in eval mode, on the CPU."""
         if self.start is not None:
             raise RecipeError(
                 "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
@@ -76,11 +76,11 @@ class Encoder:
 
 
 def loaded(encoder: Encoder) -> Skeleton:
-    """A module with the weights of an encoder, shared by all callers; nothing but its device may be changed.
+    """Return a module with the weights of an encoder, shared by all callers, who may change only its device.
 
-    The last two are kept, and refilled where the next encoder has the same architecture.
+    The last two modules are kept, and refilled if the next encoder has the same architecture.
     """
-    skeleton = next((skeleton for skeleton, owner in _kept if owner() is encoder), None)
+    skeleton = next((skeleton for skeleton, owner in _modules if owner() is encoder), None)
     if skeleton is None:
         specs = dict(encoder.tensors.specs)
         skeleton = unshared(encoder.family, encoder.config, specs)
@@ -88,42 +88,43 @@ def loaded(encoder: Encoder) -> Skeleton:
         hashed = HashedTensors(encoder.tensors, encoder.family.prefix)
         skeleton.fill(encoder.tensors if encoder.content else hashed)
         encoder.content = encoder.content or hashed.digest()
-    _kept[:] = [each for each in _kept if each[0] is not skeleton]
-    _kept.append((skeleton, weakref.ref(encoder)))
+    _modules[:] = [(other, owner) for other, owner in _modules if other is not skeleton]
+    _modules.append((skeleton, weakref.ref(encoder)))
     return skeleton
 
 
 def finished(encoder: Encoder) -> None:
-    """Let the module of an encoder be refilled for the next one of its architecture."""
-    _kept[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _kept]
+    """Release the module of an encoder, so that the next encoder of the same architecture can refill it."""
+    _modules[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _modules]
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-    """A module with arbitrary weights for this caller alone: a kept one that is no longer used, else a new one."""
-    free = [skeleton for skeleton, owner in _kept if owner() is None]
-    if len(_kept) - len(free) >= _MOST_KEPT:
-        free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))
-    _kept[:] = [each for each in _kept if each[0] not in free]
-    same = next((each for each in free if (each.family, each.config, each.specs) == (family, config, specs)), None)
-    return same or Skeleton.build(family, config, specs)
+    """Return a module with arbitrary weights for this caller alone: one that is no longer used, else a new one."""
+    free = [skeleton for skeleton, owner in _modules if owner() is None]
+    if len(_modules) - len(free) >= _MOST_LOADED:
+        free.append(next(skeleton for skeleton, owner in _modules if owner() is not None))
+    _modules[:] = [(skeleton, owner) for skeleton, owner in _modules if skeleton not in free]
+    for skeleton in free:
+        if (skeleton.family, skeleton.config, skeleton.specs) == (family, config, specs):
+            return skeleton
+    return Skeleton.build(family, config, specs)
 
 
 def release() -> None:
     """Release all modules in memory."""
-    _kept.clear()
+    _modules.clear()
 
 
-_kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
+_modules: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with the owner of the weights; last used last
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """How a model was made, as plain data.
+    """Record of how a model was made, as plain data.
 
-    `facts`: method, seed, notes, and what a fit, an alignment or an evaluation adds. `experts`: what it was made from,
-    if that is still open. `record`: what a saved model says of that (hashes, how each expert was opened). `places`:
-    the paths of experts and, under "", of the base, from a local file that is never pushed. `inputs`: short hashes of
-    the inputs seen, by task.
+    `facts`: method, seed, notes, and entries of a fit, an alignment or an evaluation. `experts`: None if not open.
+    `record`: a saved model's record of its experts (hashes, how each was opened). `places`: the paths of experts and,
+    under "", of the base, from a local file that is never pushed. `inputs`: short hashes of the inputs used, by task.
     """
 
     facts: Mapping[str, Any]
@@ -134,17 +135,14 @@ class Origin:
 
     @property
     def access(self) -> Access:
-        """Which inputs were used: none, unless the model was fitted or its heads were aligned."""
-        seen: list[Access] = [self.facts[stage]["access"] for stage in ("fit", "alignment") if stage in self.facts]
-        return "transductive" if "transductive" in seen else seen[0] if seen else "data-free"
+        """Access to inputs that was used: data-free, unless the model was fitted or its heads were aligned."""
+        used: list[Access] = [self.facts[stage]["access"] for stage in ("fit", "alignment") if stage in self.facts]
+        return "transductive" if "transductive" in used else used[0] if used else "data-free"
 
 
 @dataclass(frozen=True, eq=False)
 class ModelData:
-    """The content of a `Model`, which adds what one does with it: run, predict, save.
-
-    `heads`: by task; most are a `Head`, some aligners add a module in front of one.
-    """
+    """Content of a `Model`, which adds `module`, `predict` and `save`. `heads`: by task."""
 
     encoder: Encoder
     heads: Mapping[str, Head | Extra]
@@ -183,13 +181,13 @@ class ModelData:
 
     @property
     def title(self) -> str:
-        """The method that made it, and the aligner of its heads if they were aligned."""
+        """Name of the method that made the model, with the aligner if its heads were aligned."""
         name: str = self.origin.facts["method"]["name"]
         aligned = self.origin.facts.get("alignment")
         return f"{name} + {aligned['aligner']}" if aligned else name
 
     def head(self, task: str) -> Head | Extra:
-        """The classifier of a task; an unknown name offers the nearest."""
+        """Return the classifier of a task; an unknown name is an error that suggests the nearest."""
         if task not in self.heads:
             raise RecipeError(f"there is no task {task!r}; {nearest(task, self.heads)}")
         return self.heads[task]
@@ -198,7 +196,7 @@ class ModelData:
         return replace(self, heads=dict(heads), origin=origin or self.origin)
 
     def linearised(self, base: ModelData) -> Self:
-        """A merge of `linearised` or `tau_jp` experts as the linear model that it is, around the experts' base."""
+        """Return a merge of `linearised` or `tau_jp` experts as a model that is linear around the experts' base."""
         if odd := sorted(base.weights.specs.keys() ^ self.weights.specs.keys()):
             raise IncompatibleError(f"only one of base and model has the tensor {odd[0]!r}; give the experts' own base")
         return replace(self, encoder=replace(self.encoder, start=base.weights))

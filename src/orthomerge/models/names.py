@@ -1,8 +1,8 @@
-"""Tensor names of other writers translated to those of stock transformers; no tensor is read.
+"""Translation of tensor names of other formats to those of stock transformers; no tensor is read.
 
-CLIP vision towers also come under the names of open_clip and OpenAI (Cherti et al. 2023, arXiv 2212.07143; the papers
-on task vectors publish experts in this format). Queries, keys and values are one fused matrix there, and the projection
-is stored transposed.
+CLIP vision towers are also published with the names of open_clip and OpenAI (Cherti et al. 2023, arXiv 2212.07143;
+the papers on task vectors publish experts in this format). There, queries, keys and values are one fused matrix, and
+the projection is stored transposed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from orthomerge.core.errors import CheckpointError, IncompatibleError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
 
-_Rules = list[tuple[str, str]]  # regular expressions and what they become
+_Rules = list[tuple[str, str]]  # regular expressions and their replacements
 # Checkpoints that were converted from TensorFlow (bert-base-uncased among them) keep its names.
 _LAYER_NORM: _Rules = [(r"(?<=\bLayerNorm\.)gamma$", "weight"), (r"(?<=\bLayerNorm\.)beta$", "bias")]
 # transformers 5 renamed the modules but still saves the old names; a bare `state_dict()` has the new ones.
@@ -30,8 +30,8 @@ _VIT: _Rules = [
     (r"(?<=\.)mlp\.fc1\.", "intermediate.dense."),
     (r"(?<=\.)mlp\.fc2\.", "output.dense."),
 ]
-# What `CLIPVisionModel` of transformers 5 saves bare; all others put `vision_model.` before it.
-_BARE: _Rules = [(r"^(?=(embeddings|encoder|pre_layrnorm|post_layernorm)\.)", "vision_model.")]
+# `CLIPVisionModel` of transformers 5 saves these without the prefix `vision_model.` of all other classes.
+_UNPREFIXED: _Rules = [(r"^(?=(embeddings|encoder|pre_layrnorm|post_layernorm)\.)", "vision_model.")]
 _LAYER = r"^transformer\.resblocks\.(\d+)\."
 _OPEN_CLIP: _Rules = [
     (r"^class_embedding$", "embeddings.class_embedding"),
@@ -47,7 +47,7 @@ _OPEN_CLIP: _Rules = [
 _FUSED = re.compile(_LAYER + r"attn\.in_proj_(weight|bias)")
 _ANCHOR = "class_embedding"  # in the vision tower only
 _FIRST = "transformer.resblocks.0.attn.in_proj_weight"
-# Beside the vision tower: the text tower, and the numbers that OpenAI's archives carry along.
+# Tensors outside the vision tower: the text tower, and scalars in OpenAI's archives.
 _TEXT = re.compile(
     r"(.*\.)?(transformer\.resblocks\..+|token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)"
     r"|text_projection|logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)"
@@ -61,7 +61,7 @@ def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:
 
 
 def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkpoint]:
-    """An `adapt` that applies rules to every name, in order; two tensors of one name are an error."""
+    """Make an `adapt` function that applies rules to every name, in order; duplicate names are an error."""
 
     def adapt(checkpoint: Checkpoint) -> Checkpoint:
         names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
@@ -70,7 +70,7 @@ def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkp
             if new in taken:
                 raise CheckpointError(
                     f"{checkpoint.path} holds both {taken[new]!r} and {old!r}, two names of {new!r}; "
-                    "remove the one that is left over from an earlier save"
+                    "remove the one from an earlier save"
                 )
             taken[new] = old
         entries = {names[key]: entry for key, entry in checkpoint.entries.items()}
@@ -83,11 +83,11 @@ def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkp
 modern_layer_norm = _renaming(_LAYER_NORM)
 dinov2_names = _renaming(_ATTENTION)
 vit_names = _renaming(_VIT)
-_with_vision_model = _renaming(_BARE)
+_with_vision_model = _renaming(_UNPREFIXED)
 
 
 def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Modern names; a head with another activation than GELU, which all published DeBERTas have, is refused."""
+    """Apply `modern_layer_norm`; refuse a head without GELU, which all published DeBERTas have."""
     activation = (checkpoint.config or {}).get("pooler_hidden_act", "gelu")
     if activation != "gelu":
         raise IncompatibleError(
@@ -98,16 +98,13 @@ def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def vision_names(checkpoint: Checkpoint) -> Checkpoint:
-    """The vision tower of a CLIP under the names of `CLIPVisionModelWithProjection`.
-
-    Of open_clip's tensors, those of the text side are dropped; what is neither vision nor text keeps its name.
-    """
+    """Rename a CLIP vision tower to the names of `CLIPVisionModelWithProjection`; drop an open_clip text tower."""
     prefixes = [key.removesuffix(_ANCHOR) for key in checkpoint.entries if key.endswith(_ANCHOR)]
     towers = [prefix for prefix in prefixes if prefix + _FIRST in checkpoint.entries]
     if not towers:
         return _with_vision_model(checkpoint)
     if len(towers) > 1:
-        raise CheckpointError(f"{checkpoint.path} must hold one open_clip vision tower, got several: {some(towers)}")
+        raise CheckpointError(f"{checkpoint.path} must hold one vision tower, got several: {some(towers)}; keep one")
     entries: dict[str, Entry] = {}
     unknown: list[str] = []
     for key, entry in checkpoint.entries.items():
@@ -120,7 +117,7 @@ def vision_names(checkpoint: Checkpoint) -> Checkpoint:
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path} is not a plain CLIP vision transformer: transformers' CLIP has no place for "
-            f"{some(unknown)}"
+            f"{some(unknown)}; use family generic"
         )
     return replace(checkpoint, entries=entries, aliases={})
 
@@ -130,10 +127,10 @@ def _converted(name: str, entry: Entry) -> dict[str, Entry]:
         return {"visual_projection.weight": entry.transposed()}
     fused = _FUSED.fullmatch(name)
     if fused and entry.spec.shape[0] % 3 == 0:
-        width, home = entry.spec.shape[0] // 3, f"vision_model.encoder.layers.{fused[1]}.self_attn"
+        width, prefix = entry.spec.shape[0] // 3, f"vision_model.encoder.layers.{fused[1]}.self_attn"
         return {
-            f"{home}.{which}_proj.{fused[2]}": entry.rows(place * width, (place + 1) * width)
-            for place, which in enumerate("qkv")
+            f"{prefix}.{letter}_proj.{fused[2]}": entry.rows(number * width, (number + 1) * width)
+            for number, letter in enumerate("qkv")
         }
     new = _renamed(name, _OPEN_CLIP)
     return {} if new == name else {f"vision_model.{new}": entry}

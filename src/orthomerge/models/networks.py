@@ -1,11 +1,11 @@
-"""Networks made of a model: one encoder with all heads, and an encoder replaced by its tangent.
+"""Modules of a model: one encoder with all heads, and an encoder linearised around the base.
 
 The tangent is f_lin(x; theta) = f(x; theta_b) + J(x) tau, with tau = theta - theta_b (Ortiz-Jimenez et al. 2023, arXiv
-2305.12827). Features f [B, d] are those that the head reads; J(x) tau comes from one forward-mode pass at theta_b, the
-encoder in eval mode. Task vectors of such experts add up exactly in function space, so what is merged from them must
-be evaluated as f_lin too: `Model.linearised`.
+2305.12827). f [B, d] are the features that the head reads; J(x) tau is computed in one forward-mode pass at theta_b,
+with the encoder in eval mode. Task vectors of such experts add up exactly in function space, so their merge must be
+evaluated as f_lin too: `Model.linearised`.
 
-Differs from the paper: the parameters that are trained are tau, so weight decay draws towards theta_b, not zero.
+Differs from the paper: the trained parameters are tau, so weight decay pulls the weights towards theta_b, not zero.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from orthomerge.models.tensors import Tensors
 
 
 class ClassifierModule(nn.Module):
-    """A classifier whose tensors move with the module that it is in."""
+    """A classifier as a module: its tensors are parameters, or buffers if they are extra."""
 
     def __init__(self, classifier: Head | Extra) -> None:
         super().__init__()
         self._head, self._kind = head_of(classifier), None if isinstance(classifier, Head) else classifier.kind
         extra = {} if isinstance(classifier, Head) else classifier.extra_tensors()
-        self._extra = {name: f"extra_{_plain(name)}" for name in extra}
+        self._extra = {name: f"extra_{_without_dots(name)}" for name in extra}
         for name, tensor in self._head.tensors().items():
-            self.register_parameter(_plain(name), nn.Parameter(tensor.detach().clone()))
+            self.register_parameter(_without_dots(name), nn.Parameter(tensor.detach().clone()))
         for name, tensor in extra.items():
             self.register_buffer(self._extra[name], tensor.detach().clone())
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        head = self._head.with_tensors({name: self.get_parameter(_plain(name)) for name in self._head.tensors()})
+        head = self._head.with_tensors({name: self.get_parameter(_without_dots(name)) for name in self._head.tensors()})
         if self._kind is None:
             return head(features)
         extra = {name: self.get_buffer(buffer) for name, buffer in self._extra.items()}
@@ -50,32 +50,32 @@ class ClassifierModule(nn.Module):
 
 
 class MultiHead(nn.Module):
-    """One encoder and a classifier per task; the encoder is run once per batch."""
+    """One encoder with a classifier per task; the encoder is run once per batch."""
 
     def __init__(self, encoder: nn.Module, family: Family, heads: Mapping[str, Head | Extra]) -> None:
         super().__init__()
         self.encoder = encoder
-        self.heads = nn.ModuleDict({_plain(task): ClassifierModule(head) for task, head in heads.items()})
+        self.heads = nn.ModuleDict({_without_dots(task): ClassifierModule(head) for task, head in heads.items()})
         self._family = family
         self._poolings = {task: head_of(head).pooling or family.default_pooling for task, head in heads.items()}
 
     def forward(self, **batch: Any) -> dict[str, torch.Tensor]:
-        """Logits [B, C] by task."""
+        """Compute the logits [B, C] of every task."""
         if not self._poolings:
             raise RecipeError("this model has no heads; give it some with `with_heads`")
         output, config = self._family.forward(self.encoder, batch), getattr(self.encoder, "config", None)
         features = {
             pooling: self._family.poolings[pooling](output, batch, config) for pooling in {*self._poolings.values()}
         }
-        return {task: self.heads[_plain(task)](features[pooling]) for task, pooling in self._poolings.items()}
+        return {task: self.heads[_without_dots(task)](features[pooling]) for task, pooling in self._poolings.items()}
 
 
-def _plain(name: str) -> str:
+def _without_dots(name: str) -> str:
     return name.replace(".", "__")
 
 
 class LinearisedEncoder(nn.Module):
-    """Features of the tangent model. `deltas`: tau by the encoder's parameter names, zero if it is to be trained.
+    """Features of the linearised model. `deltas`: tau by the encoder's parameter names, None to train it from zero.
 
     The encoder is switched to eager attention: fused kernels have no forward-mode derivative.
     """
@@ -98,22 +98,22 @@ class LinearisedEncoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Self:
-        """The tangent is taken in eval mode, whatever the mode of what is around it."""
+        """Set the mode of the module itself; the encoder stays in eval mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """f(x; theta_b) + J(x) tau, [B, d]."""
-        features, change = self._push(batch)
+        """Compute f(x; theta_b) + J(x) tau, [B, d]."""
+        features, change = self._features_and_change(batch)
         return features + change
 
     def change(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """J(x) tau, [B, d]."""
-        return self._push(batch)[1]
+        """Compute J(x) tau, [B, d]."""
+        return self._features_and_change(batch)[1]
 
     def tuned(self) -> nn.Module:
-        """An ordinary encoder with the weights theta_b + tau."""
+        """Return an ordinary encoder with the weights theta_b + tau."""
         encoder = copy.deepcopy(self.encoder)
         parameters = dict(encoder.named_parameters())
         with torch.no_grad():
@@ -121,7 +121,7 @@ class LinearisedEncoder(nn.Module):
                 parameters[name].add_(delta)
         return encoder
 
-    def _push(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _features_and_change(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         base = dict(self.encoder.named_parameters())
         primals = {name: base[name].detach() for name in self.names}
         tangents = dict(zip(self.names, self.deltas, strict=True))
@@ -129,19 +129,19 @@ class LinearisedEncoder(nn.Module):
         def features(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
             return self._family.features(_Functional(self.encoder, parameters), batch, self._pooling)
 
-        pushed = jvp(features, (primals,), (tangents,))
-        return pushed[0], pushed[1]
+        results = jvp(features, (primals,), (tangents,))
+        return results[0], results[1]
 
 
 @cache
 def _load_rules() -> None:
-    """Have torch load its forward-mode rules; it compiles some of them in a way that it warns about itself."""
+    """Have torch load its forward-mode rules, and silence its warnings about compiling some of them."""
     with quiet():
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
 class _Functional:
-    """An encoder as a function of its parameters; poolings may ask for its config."""
+    """An encoder as a function of given parameters, with the config that poolings may read."""
 
     def __init__(self, encoder: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
         self._encoder, self._parameters = encoder, dict(parameters)
@@ -152,7 +152,7 @@ class _Functional:
 
 
 def deltas_between(base: nn.Module, tuned: nn.Module) -> dict[str, torch.Tensor]:
-    """Tau = theta - theta_b by parameter name, for two encoders of one architecture."""
+    """Compute tau = theta - theta_b by parameter name, for two encoders of one architecture."""
     after = dict(tuned.named_parameters())
     return {name: after[name].detach().to(before) - before.detach() for name, before in base.named_parameters()}
 
@@ -160,17 +160,16 @@ def deltas_between(base: nn.Module, tuned: nn.Module) -> dict[str, torch.Tensor]
 def tangent(
     family: Family, config: Mapping[str, Any], start: Tensors, tensors: Tensors, pooling: str
 ) -> tuple[LinearisedEncoder, Family]:
-    """A module that gives the features of a linearised encoder, and a family that takes them as they come."""
+    """Build a linearised encoder, whose output is the features, and a family that returns them unchanged."""
     base = Skeleton.build(family, config, dict(tensors.specs))
     base.fill(start)
     tuned = copy.deepcopy(base)
     tuned.fill(tensors)
     deltas = deltas_between(base.module, tuned.module)
     module = LinearisedEncoder(family, pooling, base.module, deltas).requires_grad_(False)
-    # The module takes a batch and gives features, which need no pooling.
-    as_it_is = replace(
+    unpooled = replace(
         family,
         forward=lambda tangent, batch: tangent(batch),
         poolings={pooling: lambda features, batch, config: features},
     )
-    return module, as_it_is
+    return module, unpooled

@@ -1,11 +1,11 @@
-"""A model as an ONNX graph: the encoder with one task's head, or with all of them, one output per task.
+"""Export of a model as an ONNX graph: the encoder with one head, or with all heads and one output per task.
 
-The graph is run in onnxruntime on batches and lengths that the export did not see, and kept only if its logits are
-those of torch. Weights are in float32.
+The graph is run in onnxruntime on batches and lengths other than the export's, and kept only if its logits agree with
+torch's. Weights are in float32.
 
-TO/model.onnx               inputs as the tokenizer or image processor names them; batch (and sequence) are free
-TO/config.json              of one task: labels, as transformers writes them
-TO/orthomerge-export.json   tasks with their labels, inputs, and how far torch and onnxruntime are apart
+TO/model.onnx               inputs as the tokenizer or image processor names them; batch (and sequence) are dynamic
+TO/config.json              if one task is exported: its labels, as transformers writes them
+TO/orthomerge-export.json   tasks with their labels, inputs, and the largest differences from torch
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 _MODEL = "model.onnx"
-_INSTEAD = "use `orthomerge export` without --format onnx"
-_MOST_GAP = 1e-4  # between logits
-_LARGE = 1_500_000_000  # bytes of weights above which they are a file of their own: protobuf holds 2 GB
+_ALTERNATIVE = "use `orthomerge export` without --format onnx"
+_TOLERANCE = 1e-4  # between logits
+_LARGE = 1_500_000_000  # bytes above which the weights get a file of their own: protobuf is limited to 2 GB
 _IDS = ("input_ids", "attention_mask")
 _INPUTS: Mapping[str, tuple[str, ...]] = {
     "bert": (*_IDS, "token_type_ids"),
@@ -47,27 +47,24 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
     "vit": ("pixel_values",),
     "deit": ("pixel_values",),
 }
-_SIZES = ((1, 3), (3, 8), (2, 17))  # of the batches that are compared: inputs, and tokens
+_SIZES = ((1, 3), (3, 8), (2, 17))  # inputs and tokens of the batches that are compared
 
 
 def export_onnx(
     model: Model, out: Path, *, task: str | None = None, force: bool = False, inputs: tuple[Path, ...] = ()
 ) -> dict[str, Any]:
-    """Write one task, or all if it is None, and return what is in the marker file.
-
-    `inputs`: paths that `out` must not overlap.
-    """
+    """Export one task (None: all) and return the marker's content. `inputs`: paths that `out` must not overlap."""
     family, config = model.family, model.config
     heads = {name: model.head(name) for name in (model.tasks if task is None else [task])}
     for name, head in heads.items():
         if not isinstance(head, Head):
             raise RecipeError(
-                f"the classifier of {name!r} is more than a head, for which an ONNX export has no place yet; use "
-                "orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
+                f"the classifier of {name!r} has a module before the head, which the ONNX export does not support; use "
+                "orthomerge.load, or align the merge with an aligner that returns a head, such as auto"
             )
     if family.name not in _INPUTS:
         raise RecipeError(
-            f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; {_INSTEAD}, "
+            f"ONNX export supports {', '.join(_INPUTS)}, got a model of family {family.name!r}; {_ALTERNATIVE}, "
             "or orthomerge.load"
         )
     for needed in ("onnx", "onnxruntime", "onnxscript"):
@@ -96,7 +93,7 @@ def export_onnx(
 
 
 def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
-    """The model in float32, whose forward takes the inputs in order and gives logits in order."""
+    """Build the model in float32 with positional inputs and a tuple of logits as output."""
     import torch
 
     class Graph(torch.nn.Module):
@@ -111,18 +108,18 @@ def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
 
 
 def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, length: int) -> dict[str, torch.Tensor]:
-    """Random inputs, always the same; the last text is half padding."""
+    """Draw random inputs with a fixed seed; half of the last text is padding."""
     import torch
 
-    random = torch.Generator().manual_seed(count)
+    generator = torch.Generator().manual_seed(count)
     if inputs == ("pixel_values",):
         side = config.get("image_size", 224)
         height, width = side if isinstance(side, list | tuple) else (side, side)
         shape = (count, config.get("num_channels", 3), height, width)
-        return {"pixel_values": torch.randn(shape, generator=random)}
+        return {"pixel_values": torch.randn(shape, generator=generator)}
     longest = int(config.get("max_position_embeddings", 512)) - 2  # RoBERTa's positions start at two
     length = max(1, min(length, longest))
-    ids = torch.randint(5, max(6, int(config.get("vocab_size", 100))), (count, length), generator=random)
+    ids = torch.randint(5, max(6, int(config.get("vocab_size", 100))), (count, length), generator=generator)
     mask = torch.ones_like(ids)
     mask[-1, (length + 1) // 2 :] = 0
     ids[mask == 0] = int(config.get("pad_token_id") or 0)
@@ -133,29 +130,29 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
 def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
     import torch
 
-    free = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
+    dynamic_axes = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
     size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     try:
-        with _calm(), torch.no_grad():
+        with _without_warnings(), torch.no_grad():
             torch.onnx.export(
                 graph,
                 tuple(batch.values()),
                 path,
                 input_names=list(batch),
                 output_names=outputs,
-                dynamic_shapes={"values": free},
+                dynamic_shapes={"values": dynamic_axes},
                 dynamo=True,
                 external_data=size > _LARGE,
                 verbose=False,
             )
-    except Exception as error:  # of whatever class: the exporter passes on those of all that it uses
-        raise OutputError(f"torch cannot export this model to ONNX ({summary(error)}); {_INSTEAD}") from error
+    except Exception as error:  # the exporter passes on errors of any class
+        raise OutputError(f"torch cannot export this model to ONNX ({summary(error)}); {_ALTERNATIVE}") from error
 
 
 def _gaps(
     graph: torch.nn.Module, config: Mapping[str, Any], inputs: tuple[str, ...], tasks: list[str], path: Path
 ) -> dict[str, float]:
-    """The largest difference between the logits of torch and onnxruntime by task, which must be small."""
+    """Largest difference by task between the logits of torch and onnxruntime; a large one is an error."""
     import onnxruntime
     import torch
 
@@ -169,27 +166,27 @@ def _gaps(
                 expected = graph(*batch.values())
             for task, ours, theirs in zip(tasks, expected, outputs, strict=True):
                 gaps[task] = max(gaps[task], float((ours - torch.from_numpy(theirs)).abs().max()))
-    except Exception as error:  # as above
-        raise OutputError(f"onnxruntime cannot run the exported graph ({summary(error)}); {_INSTEAD}") from error
+    except Exception as error:  # of any class, as above
+        raise OutputError(f"onnxruntime cannot run the exported graph ({summary(error)}); {_ALTERNATIVE}") from error
     for task, gap in gaps.items():
-        if not gap <= _MOST_GAP:
+        if not gap <= _TOLERANCE:
             raise NumericalError(
-                f"the logits of {task!r} differ by {gap:.1e} between torch and onnxruntime, more than {_MOST_GAP:g}; "
-                f"the graph was not kept: {_INSTEAD}"
+                f"the logits of {task!r} differ by {gap:.1e} between torch and onnxruntime, more than {_TOLERANCE:g}, "
+                f"so the graph was not kept; {_ALTERNATIVE}"
             )
     return gaps
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
-    """Silence the exporter's warnings about its own code and about torchvision, which is not needed."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = log.level
+def _without_warnings() -> Iterator[None]:
+    """Silence the exporter's warnings about its own code and a missing torchvision."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
     with warnings.catch_warnings(), quiet():
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*axis name: .* will not be used", category=UserWarning)
-        log.setLevel(logging.ERROR)
+        logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            log.setLevel(level)
+            logger.setLevel(level)

@@ -1,6 +1,6 @@
-"""How experts and their base are named and read: plain data, which is saved with every output.
+"""Names and options of base and experts as plain data, which is saved with every output.
 
-A live `PreTrainedModel`, with its tokenizer or image processor if it has one, may be given instead of a path.
+A live `PreTrainedModel`, alone or paired with its tokenizer or image processor, may be given instead of a path.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from orthomerge.models.tensors import spec_of
 Named = Mapping[str, Any] | Sequence[str | Path]
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-# Names of files and folders that an output has beside those of its tasks.
+# Files of an output beside the folders of its tasks.
 _RESERVED = ("readme.md", "orthomerge.json", "orthomerge.local.json")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Where a head is, if not where its family keeps it; or what a CLIP head is made of.
+    """Layers of a head with other names than its family's, or class names of a CLIP head.
 
     `layers`: names of the layers, first to last (`[fc]`, or `[head.dense, head.out]` with an `activation` between).
-    `classes` and `templates`: a zero-shot head, through the base's text tower.
+    `classes` and `templates`: a zero-shot head is made from them with the base's text tower.
     """
 
     layers: tuple[str, ...] | None = None
@@ -42,9 +42,9 @@ class HeadNames:
     def __post_init__(self) -> None:
         count = 1 if self.layers is None else len(self.layers)
         if count not in (1, 2):
-            raise RecipeError(f"a head has one or two 'layers', got {count}")
+            raise RecipeError(f"'layers' of a head must be one or two names, got {count}; name its linear layers")
         if (count == 2) != (self.activation is not None):
-            raise RecipeError("a head of two 'layers' has an 'activation' between them, and only such a head has one")
+            raise RecipeError("an 'activation' must be given for two 'layers' of a head, and only then; correct one")
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Expert:
 
 @dataclass(frozen=True)
 class Opening:
-    """Base and experts as a user names them, and how each is read.
+    """Base and experts as a user names them, with the options of opening them.
 
-    `pooling`: how all heads read the encoder; None: as each expert says, else the family's default. `ignore`: patterns
-    of tensors to leave out. `missing`: what to do where an expert lacks a tensor of the base.
+    `pooling`: of all heads; None: that in each expert's config, else the family's default. `ignore`: patterns of
+    tensors to leave out. `missing`: "error", or "base" to take tensors that an expert lacks from the base.
     """
 
     experts: Mapping[str, Expert]
@@ -84,7 +84,7 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """A model in memory; `processor`: its tokenizer or image processor, if one was given."""
+    """A model in memory with its tokenizer or image processor, if one was given."""
 
     model: Any
     processor: Any = None
@@ -98,22 +98,22 @@ def opening_of(
     labels: Mapping[str, Sequence[str]] | None = None,
     **options: Any,
 ) -> tuple[Opening, dict[str, Live]]:
-    """What to open, and the models in memory among it (the base under ""). `options`: other fields of `Opening`."""
+    """Make an `Opening`, and a table of the models in memory (the base under ""). `options`: fields of `Opening`."""
     heads, labels = heads or {}, labels or {}
     named = experts if isinstance(experts, Mapping) else {_task_name(path): path for path in experts}
     if len(named) < len(experts):
         raise RecipeError("two experts have folders of the same name; give a mapping from task name to path")
-    for what, keys in (("labels", labels), ("heads", heads)):
-        for task in keys:
+    for option, tasks in (("labels", labels), ("heads", heads)):
+        for task in tasks:
             if task not in named:
-                raise RecipeError(f"'{what}' names {task!r}, which is no expert; {nearest(task, named)}")
+                raise RecipeError(f"'{option}' names {task!r}, which is no expert; {nearest(task, named)}")
     live = {task: model for task, value in {**named, "": base}.items() if (model := as_live(value)) is not None}
     opened: dict[str, Expert] = {}
     for task, value in named.items():
         expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
         if task in labels:
             if isinstance(labels[task], str):
-                raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text")
+                raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text; put it in a list")
             expert = replace(expert, labels=tuple(labels[task]))
         if task in heads:
             head = heads[task]
@@ -124,7 +124,7 @@ def opening_of(
 
 
 def experts_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Experts of a command line: `NAME=EXPERT`, or a path or hub id that names the task itself."""
+    """Parse the experts of a command line: `NAME=EXPERT`, or a path or hub id whose last part is the task's name."""
     named = {}
     for word in words:
         name, equals, path = word.partition("=")
@@ -133,13 +133,13 @@ def experts_by_name(words: Sequence[str]) -> dict[str, str]:
         if not path:
             raise RecipeError(f"an expert must be written EXPERT or NAME=EXPERT, got {word!r}")
         if name in named:
-            raise RecipeError(f"two experts are called {name!r}; give one another name: NAME={path}")
+            raise RecipeError(f"two experts have the name {name!r}; rename one: NAME={path}")
         named[name] = path
     return named
 
 
 def reference(role: str, value: object) -> str:
-    """A base or an expert as text; neither a `Path` nor a live model is ever taken for a hub id."""
+    """Name a base or an expert as text; a `Path` or a live model never becomes a hub id."""
     if as_live(value) is not None:
         return f"<{role} in memory>"
     if isinstance(value, Path):
@@ -148,12 +148,12 @@ def reference(role: str, value: object) -> str:
         return value
     raise RecipeError(
         f"{role} must be a path, a hub id or a live model of transformers, got {type(value).__name__}; "
-        "a merged model is opened from its folder"
+        "give a merged model as its folder"
     )
 
 
 def check_task_names(tasks: Mapping[str, object]) -> None:
-    """Refuse names of tasks that cannot be names of folders."""
+    """Refuse task names that cannot be names of folders."""
     if not tasks:
         raise RecipeError("'experts' is empty: name at least one")
     for task in tasks:
@@ -162,13 +162,13 @@ def check_task_names(tasks: Mapping[str, object]) -> None:
                 f"{task!r} cannot name an expert: use letters, digits and _ . + - (it becomes the name of a folder)"
             )
         if task.casefold() in _RESERVED:
-            raise RecipeError(f"{task!r} cannot name an expert, because every output has a file of that name")
+            raise RecipeError(f"{task!r} cannot name an expert: every output has a file of that name; rename it")
     if len({task.casefold() for task in tasks}) < len(tasks):
-        raise RecipeError("two experts have names that differ in case only, which not every file system can tell apart")
+        raise RecipeError("two experts have names that differ in case only, the same to some file systems; rename one")
 
 
 def as_live(value: object) -> Live | None:
-    """A live model from a model or a pair (model, processor); None for anything else."""
+    """Wrap a live model, or a pair (model, processor); return None for anything else."""
     parts = value if isinstance(value, tuple) else (value,)
     if not 1 <= len(parts) <= 2 or not (hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")):
         return None
@@ -178,7 +178,7 @@ def as_live(value: object) -> Live | None:
 
 
 def live_checkpoint(role: str, live: Live) -> Checkpoint:
-    """The tensors of a live model, not copied, with its config."""
+    """Present a live model as a checkpoint; its tensors are not copied."""
     file = MemoryFile(Path(f"<{role} in memory>"))
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
@@ -195,6 +195,6 @@ def live_checkpoint(role: str, live: Live) -> Checkpoint:
 
 
 def _task_name(path: str | Path) -> str:
-    """The task of an expert that is given by its path alone: `topic` for models/topic, topic.pth, org/topic@main."""
+    """Derive a task name from a path or hub id: `topic` for models/topic, topic.pth and org/topic@main."""
     name = Path(path).name.partition("@")[0]
     return name.removesuffix(Path(name).suffix) if Path(name).suffix in _WEIGHT_FILES else name

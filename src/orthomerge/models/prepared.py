@@ -1,7 +1,7 @@
-"""Inputs that are processed once and kept on a device, or batch by batch where they do not fit.
+"""Inputs that are processed once and kept on a device, or batch by batch if they do not fit.
 
-Inputs of several sources form one pool. Texts are padded to the longest of all and cut to the longest of a batch, so
-that a batch is the one that the processor makes of the same inputs.
+Inputs of several sources form one pool. Kept texts are padded to the longest of all, and a batch is cut to its longest
+text, so that it equals the batch that the processor makes from the same inputs.
 
 Letters: N inputs; a *row* is the number of an input, from 0 to N - 1.
 """
@@ -25,12 +25,12 @@ Batch = dict[str, torch.Tensor]
 
 _CHUNK = 512  # inputs processed at a time
 _MASK = "attention_mask"
-_PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens whose computation takes as long as the overhead of one more pass
+_PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens that cost as much as the overhead of a pass
 
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs with their processor."""
+    """Inputs of one source with their processor."""
 
     examples: Examples
     processor: Processor
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Inputs of some parts. `kept`: all of them on the device, one row each, or None."""
+    """Inputs of all parts. `kept`: processed inputs on the device, one row per input, or None."""
 
     parts: tuple[Part, ...]
     device: torch.device
@@ -46,7 +46,7 @@ class Pool:
 
     @classmethod
     def of(cls, parts: Sequence[Part], device: torch.device, *, room: int) -> Pool:
-        """Process all inputs, if they go together and fit into `room` bytes."""
+        """Make a pool; inputs are processed now if they have the same tensors and fit into `room` bytes."""
         return cls(tuple(parts), device, _processed(parts, device, room) if room else None)
 
     def __len__(self) -> int:
@@ -66,26 +66,26 @@ class Pool:
         return ((mask != 0).long() * columns).max(1).values.cpu()
 
     def batch(self, rows: torch.Tensor) -> Batch:
-        """The inputs of some rows (on the CPU), in that order, on the device."""
+        """Return the inputs of some rows as a batch on the device. `rows`: on the CPU."""
         if self.kept is None:
             return self._process(rows)
-        places = rows.to(self.device, non_blocking=True)
+        on_device = rows.to(self.device, non_blocking=True)
         if self.lengths is None:
-            return {name: tensor[places] for name, tensor in self.kept.items()}
+            return {name: tensor[on_device] for name, tensor in self.kept.items()}
         longest = int(self.lengths[rows].max())
-        return {name: tensor[places, :longest] for name, tensor in self.kept.items()}
+        return {name: tensor[on_device, :longest] for name, tensor in self.kept.items()}
 
     def extended(self, parts: Sequence[Part], *, room: int) -> Pool:
-        """The pool with more inputs after those that it has."""
+        """Return a pool with the inputs of further parts appended."""
         if not parts:
             return self
         kept = None
         if self.kept is not None and (more := _processed(parts, self.device, room)) is not None:
-            kept = _stacked([self.kept, more], parts[0].processor)
+            kept = _concatenated([self.kept, more], parts[0].processor)
         return Pool((*self.parts, *parts), self.device, kept)
 
     def raw(self, rows: Sequence[int]) -> list[Any]:
-        """Some inputs as they were read: texts, or images as arrays."""
+        """Return the unprocessed inputs of some rows: texts, or images as arrays."""
         numbers = [bisect_right(self._starts, row) - 1 for row in rows]
         return [
             self.parts[number].examples.inputs[row - self._starts[number]]
@@ -93,13 +93,13 @@ class Pool:
         ]
 
     def by_length(self, rows: torch.Tensor) -> torch.Tensor:
-        """Places of rows from the shortest text to the longest; in their order where inputs have no length."""
+        """Indices into `rows` from the shortest text to the longest; in order if inputs have no length."""
         return torch.arange(len(rows)) if self.lengths is None else self.lengths[rows].argsort(stable=True)
 
     def groups(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Places of rows in one to three groups of similar length, whichever are cheapest to encode group by group.
+        """Split indices into `rows` into one to three groups of similar length that are cheapest to encode in turn.
 
-        Short texts beside long ones cost padding, each further group costs the overhead of another pass.
+        Padding short texts to long ones costs time, and each further group costs the overhead of another pass.
         """
         order = self.by_length(rows)
         if self.lengths is None:
@@ -123,18 +123,18 @@ class Pool:
     def _process(self, rows: torch.Tensor) -> Batch:
         processed, order = [], []
         for start, part in zip(self._starts, self.parts, strict=True):
-            mine = ((rows >= start) & (rows < start + len(part.examples))).nonzero().flatten()
-            if len(mine):
-                places = (rows[mine] - start).tolist()
-                processed.append(next(batches(part.examples, part.processor, len(places), order=places)))
-                order.append(mine)
-        back = torch.cat(order).argsort()
-        stacked = _stacked(processed, self.parts[0].processor)
-        return {name: tensor[back].to(self.device) for name, tensor in stacked.items()}
+            in_part = ((rows >= start) & (rows < start + len(part.examples))).nonzero().flatten()
+            if len(in_part):
+                numbers = (rows[in_part] - start).tolist()
+                processed.append(next(batches(part.examples, part.processor, len(numbers), order=numbers)))
+                order.append(in_part)
+        inverse = torch.cat(order).argsort()
+        batch = _concatenated(processed, self.parts[0].processor)
+        return {name: tensor[inverse].to(self.device) for name, tensor in batch.items()}
 
 
 def _processed(parts: Sequence[Part], device: torch.device, room: int) -> Batch | None:
-    """All inputs of some parts on the device; None if they do not fit, or do not go together."""
+    """Process all inputs onto the device; None if they do not fit, or have different tensors."""
     processed: list[Batch] = []
     size = 0
     try:
@@ -142,24 +142,24 @@ def _processed(parts: Sequence[Part], device: torch.device, room: int) -> Batch 
             for batch in batches(part.examples, part.processor, _CHUNK):
                 size += sum(tensor.nbytes for tensor in batch.values())
                 processed.append(batch)
-                # Another tensor without tokens would be a mask of padding: then images depend on their batch.
-                if size > room or not _alike(batch, processed[0]) or (_MASK not in batch and len(batch) > 1):
+                # Images with a second tensor have a padding mask, so they depend on their batch.
+                if size > room or not _match(batch, processed[0]) or (_MASK not in batch and len(batch) > 1):
                     return None
-    except IncompatibleError:  # raised again for the batch that holds such inputs
+    except IncompatibleError:  # raised again when the batch of these inputs is used
         return None
     if not processed:
         return None
-    return {name: tensor.to(device) for name, tensor in _stacked(processed, parts[0].processor).items()}
+    return {name: tensor.to(device) for name, tensor in _concatenated(processed, parts[0].processor).items()}
 
 
-def _alike(one: Batch, other: Batch) -> bool:
+def _match(one: Batch, other: Batch) -> bool:
     return list(one) == list(other) and (
         _MASK in one or all(tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items())
     )
 
 
-def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) -> Batch:
-    """Rows under each other; rows of tokens are padded as the processor would pad them."""
+def _concatenated(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) -> Batch:
+    """Concatenate batches; rows of tokens are padded as the processor would pad them."""
     if _MASK not in parts[0]:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     padding: dict[str, int] = {}
@@ -167,11 +167,11 @@ def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) 
         tokenizer = processor.tokenizer
         padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     width = max(part[_MASK].shape[1] for part in parts)
-    stacked = {}
+    concatenated = {}
     for name in parts[0]:
         rows = []
         for part in parts:
             missing = width - part[name].shape[1]
             rows.append(torch.nn.functional.pad(part[name], (0, missing), value=padding.get(name, 0)))
-        stacked[name] = torch.cat(rows)
-    return stacked
+        concatenated[name] = torch.cat(rows)
+    return concatenated

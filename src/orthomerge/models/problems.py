@@ -1,11 +1,10 @@
-"""What does not fit between a base and its experts: every problem with what to do about it."""
+"""Problems between a base and its experts, each with a way to solve it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OrthomergeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
@@ -14,9 +13,10 @@ from orthomerge.files.folders import leaves
 from orthomerge.files.lora import Adapter
 from orthomerge.models.family import Family
 from orthomerge.models.heads import misfit
+from orthomerge.models.skeleton import with_tower
 from orthomerge.models.split import Source, Split
 
-_IN_MESSAGE = "as it says"  # the advice is within the message
+_IN_MESSAGE = "see the message"  # the message has no separate advice
 _SAME_BASE = "all must come from the same base model"
 _NAME_LAYERS = "name the head's layers: head: {layers: [...]}"
 _STATISTICS = (".running_mean", ".running_var")
@@ -30,7 +30,7 @@ _VOCABULARIES = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Where it is, what is wrong, and what to do; `error` is the class to raise for it."""
+    """One problem: location, description and advice; `error` is the class to raise for it."""
 
     where: str
     what: str
@@ -39,7 +39,7 @@ class Problem:
 
     @classmethod
     def of(cls, where: str, error: OrthomergeError) -> Problem:
-        """A problem from an error, whose message ends with the advice."""
+        """Make a problem from an error, whose message ends with the advice after the last semicolon."""
         what, separator, fix = str(error).rpartition("; ")
         return cls(where, what, fix, type(error)) if separator else cls(where, fix, _IN_MESSAGE, type(error))
 
@@ -57,27 +57,24 @@ def check_problems(problems: Sequence[Problem]) -> None:
 
 
 def code_problem(where: str, source: Checkpoint | Adapter, family: str | None) -> list[Problem]:
-    """A config that asks for Python code of its own, which is never run: the stock class may not be the model.
-
-    A user who names the family says that it is.
-    """
+    """Report a config that asks to run its own code, unless the user vouches for the stock class by naming it."""
     code = (source.config or {}).get("auto_map") if isinstance(source, Checkpoint) else None
     if not code or family is not None:
         return []
     classes = some(code.values()) if isinstance(code, dict) else repr(code)[:80]
-    what = f"its config.json asks to run code that came with it ('auto_map': {classes}), which is never done"
+    text = f"its config.json asks to run its own code ('auto_map': {classes}), which is never done"
     fix = "if a stock class computes the same, name it as 'family', else use 'family: generic'"
-    return [Problem(where, what, fix, CheckpointError)]
+    return [Problem(where, text, fix, CheckpointError)]
 
 
 def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
-    """Tensors of the base that belong to no known part, or that no method can merge."""
+    """Report tensors of the base that belong to no known part, or that no method can merge."""
     misfits = []
     if counted := [key for key in split.names if key.endswith(_STATISTICS)]:
         patterns = ", ".join(f"'*{name}'" for name in (*_STATISTICS, ".num_batches_tracked"))
         misfits.append(
-            f"{some(counted)} is a statistic of BatchNorm, which is true of one model and of no mixture; "
-            f"leave it out (ignore: [{patterns}]) and count anew: a pass over inputs in train mode"
+            f"{some(counted)} is a statistic of BatchNorm, which is wrong for a merge; "
+            f"leave it out (ignore: [{patterns}]) and compute it again: a pass over inputs in train mode"
         )
     if split.unknown:
         misfits.append(f"{some(split.unknown)} is no part of the encoder; list it under 'ignore' to leave it out")
@@ -89,9 +86,9 @@ def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
 def source_problems(
     where: str, source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, *, missing: str
 ) -> list[Problem]:
-    """Everything that does not fit between an expert and the base."""
+    """Report all mismatches between an expert and the base."""
     ours, theirs = (config.get("model_type") for config in (base.config or {}, source.config))
-    if ours and theirs and theirs not in (ours, *family.model_types):  # everything else follows from that
+    if ours and theirs and theirs not in (ours, *family.model_types):  # the other mismatches follow from this one
         return [Problem(where, f"it is a {theirs!r} model but the base is a {ours!r}", _SAME_BASE)]
     misfits = [*_encoder_misfits(source, reference, family, missing), *_head_misfits(source, base, family)]
     vocabulary = _vocabulary_problems(where, base.path, source.checkpoint.path)
@@ -101,20 +98,20 @@ def source_problems(
 def _encoder_misfits(source: Source, reference: Mapping[str, Spec], family: Family, missing: str) -> Iterator[str]:
     split = source.split
     if len(split.prefixes) > 1:
-        yield f"the encoder is found under {some(split.prefixes)} alike; say which with 'prefix'"
-    needed = [key for key in reference if not family.may_lack(key, source.pooling)]
-    absent = [key for key in needed if key not in split.names]
+        yield f"the encoder is found under each of {some(split.prefixes)}; choose one with 'prefix'"
+    required = [key for key in reference if not family.may_lack(key, source.pooling)]
+    missing_keys = [key for key in required if key not in split.names]
     if isinstance(source.checkpoint, Adapter):
         if not split.names:
             yield "none of the adapter's tensors is in the base; give the base that it was trained on"
-    elif absent and len(absent) == len(needed):
+    elif missing_keys and len(missing_keys) == len(required):
         yield (
-            f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(source.specs)}); "
+            f"none of the base's {len(required)} encoder tensors is in it (it holds {some(source.specs)}); "
             "if it is not another architecture, name its 'prefix'"
         )
-    elif absent and missing == "error":
+    elif missing_keys and missing == "error":
         yield (
-            f"{some(absent)} is in the base but not in the expert; "
+            f"{some(missing_keys)} is in the base but not in the expert; "
             "if the expert was trained without it, set 'missing: base' to take the base's"
         )
     yield from _shape_misfits(split.names, source.specs, reference)
@@ -134,30 +131,30 @@ def _shape_misfits(names: Mapping[str, str], specs: Mapping[str, Spec], referenc
                 "quantised weights must be converted to float first"
             )
             break
-    wrong = [key for key, (ours, theirs) in pairs.items() if ours.shape != theirs.shape]
-    for key in wrong[:3]:
+    mismatched = [key for key, (ours, theirs) in pairs.items() if ours.shape != theirs.shape]
+    for key in mismatched[:3]:
         ours, theirs = pairs[key]
         yield f"{key!r} is {ours.shape} in the base but {theirs.shape} in the expert; {_SAME_BASE}"
-    if len(wrong) > 3:
-        yield f"{len(wrong) - 3} more tensors have other shapes than in the base; {_SAME_BASE}"
+    if len(mismatched) > 3:
+        yield f"{len(mismatched) - 3} more tensors have other shapes than in the base; {_SAME_BASE}"
 
 
 def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[str]:
     layout, head, specs, labels = source.layout, source.split.head, source.specs, source.labels
     if layout is None:
-        if not labels or not family.encoder_class:  # only a model that we can build makes a head of class names
+        if not labels or not family.encoder_class:  # a zero-shot head needs a model that can be built
             yield (
-                "this family keeps no head in its checkpoints; "
+                "checkpoints of this family hold no head; "
                 "give class names: head: {classes: [...], templates: [...]}, or its layers: head: {layers: [...]}"
             )
         return
     if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
         yield f"its head {some(layout.layers)} is not in the checkpoint; {_NAME_LAYERS}"
         return
-    whole = [name for name in head.values() if not is_float(specs[name].dtype)]
+    integers = [name for name in head.values() if not is_float(specs[name].dtype)]
     part = misfit({part: specs[name].shape for part, name in head.items()})
-    if whole or part is not None:
-        odd = whole[0] if part is None else head[part]
+    if integers or part is not None:
+        odd = integers[0] if part is None else head[part]
         yield (
             f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier; "
             f"{_NAME_LAYERS}"
@@ -171,7 +168,7 @@ def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[
     rows, kind = specs[last].shape[0], source.config.get("problem_type")
     if rows == 1 or kind in ("regression", "multi_label_classification"):
         yield (
-            f"{last!r} has {rows} rows, for {kind or 'a single number'}, but heads here choose one class; "
+            f"{last!r} has {rows} rows, for {kind or 'a single number'}, but a head must choose one class of several; "
             "give an expert with a softmax over two classes or more, or leave this one out"
         )
     if rows != len(labels):
@@ -181,22 +178,20 @@ def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[
 
 
 def _widths(base: Checkpoint, family: Family) -> set[int]:
-    """Possible numbers of features, by the config; DINOv2 joins the class token and the mean of the rest."""
-    config: Mapping[str, Any] = (base.config if family.encoder_class else None) or {}
-    inner = config.get("vision_config")
-    named = {**config, **inner} if isinstance(inner, Mapping) else config
-    sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
+    """Possible numbers of features by the config; DINOv2 concatenates the class token and the mean of the rest."""
+    config = with_tower((base.config if family.encoder_class else None) or {}, "vision_config")
+    sizes = [config.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
     times = (1, 2) if family.name == "dinov2" else (1,)
     return {size * number for size in sizes if type(size) is int for number in times}
 
 
 def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Problem]:
-    """Two vocabularies of one size can have different words: the same row of the weights would mean two things."""
+    """Report different vocabularies, with which the same row of the embeddings stands for different words."""
     try:
         for ours, theirs in ((base / name, expert / name) for name in _VOCABULARIES):
             if _is_readable(ours) and _is_readable(theirs) and _words(ours) != _words(theirs):
                 fix = f"{_SAME_BASE}, with its tokenizer, or remove the tokenizer that is not the model's"
-                yield Problem(where, f"{theirs} is another vocabulary than {ours}", fix)
+                yield Problem(where, f"{theirs} differs from the vocabulary {ours}", fix)
                 return
     except OSError as error:
         yield Problem(where, f"a file of its tokenizer cannot be read: {error}", "fetch it again", CheckpointError)
@@ -205,12 +200,12 @@ def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Probl
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a file exists, and is one that the writer of the output copies."""
+    """Whether a file exists and would be copied to an output."""
     return path.is_file() and not leaves(path, path.parent) and path.stat().st_size <= _MOST_BYTES
 
 
 def _words(path: Path) -> object:
-    """The words of a vocabulary in order; padding and truncation, which a tokenizer.json has too, may differ."""
+    """Read the words of a vocabulary in order, without the padding and truncation of a tokenizer.json."""
     if path.name != _TOKENIZER:
         return path.read_bytes().split()
     document = read_json(path)

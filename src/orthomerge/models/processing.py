@@ -1,4 +1,4 @@
-"""From inputs to what an encoder reads: texts through a tokenizer, images through a processor, in batches.
+"""Processing of inputs into batches for an encoder: texts by a tokenizer, images by an image processor.
 
 The digest of a processor covers its files and options, so that features can be cached by content.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Processor(Protocol):
-    """Makes a batch of tensors from inputs, one row per input, in their order."""
+    """Callable that turns inputs into a batch of tensors with one row per input, in order."""
 
     @property
     def modality(self) -> Modality: ...
@@ -46,9 +46,9 @@ class TextProcessor:
     files: str = field(repr=False)
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        other = next((item for item in inputs if not isinstance(item, str)), None)
-        if other is not None:
-            raise IncompatibleError(f"a tokenizer reads texts, got {type(other).__name__}")
+        odd = next((item for item in inputs if not isinstance(item, str)), None)
+        if odd is not None:
+            raise IncompatibleError(f"inputs of a text model must be texts, got {type(odd).__name__}; give strings")
         encoded = self.tokenizer(
             list(inputs),
             padding=True,
@@ -66,7 +66,7 @@ class TextProcessor:
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """An image processor of transformers; grey images become RGB for a model that has three channels."""
+    """An image processor of transformers; grey images become RGB for a model with three channels."""
 
     modality: ClassVar[Modality] = "image"
     processor: Any = field(repr=False)
@@ -79,7 +79,8 @@ class ImageProcessor:
             encoded = self.processor(images=images, return_tensors="pt", input_data_format="channels_last")
         except ValueError as error:
             raise IncompatibleError(
-                f"{type(self.processor).__name__} cannot make one batch of these images: {error}"
+                f"{type(self.processor).__name__} cannot make one batch of these images: {error}; "
+                "resize them to one size"
             ) from error
         return dict(encoded)
 
@@ -89,10 +90,10 @@ class ImageProcessor:
 
 @dataclass(frozen=True)
 class PixelProcessor:
-    """Images in pure torch: resized (bilinear, antialiased, only if they must be), then (pixel / 255 - mean) / std.
+    """Image processing in torch: resizing (bilinear, antialiased, only if needed), then (pixel / 255 - mean) / std.
 
-    `size`: of a square, or height and width. `mean`, `std`: one number, or one per channel. Grey images are repeated
-    over three channels where the model has them.
+    `size`: side of a square, or height and width. `mean`, `std`: one number, or one per channel. Grey images are
+    repeated over the channels of the model.
     """
 
     modality: ClassVar[Modality] = "image"
@@ -103,7 +104,9 @@ class PixelProcessor:
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3) or min(self.height_and_width) < 1:
-            raise RecipeError(f"images must have 1 or 3 channels and a size, got {self.channels} and {self.size}")
+            raise RecipeError(
+                f"images must have 1 or 3 channels and a size, got {self.channels} and {self.size}; correct the config"
+            )
 
     @property
     def height_and_width(self) -> tuple[int, int]:
@@ -127,7 +130,7 @@ class PixelProcessor:
         return json_digest(["pixels", asdict(self)])
 
     def _scaled(self, images: Pixels) -> torch.Tensor:
-        """[N, H, W, C] in bytes to [N, C, height, width] from 0 to 1."""
+        """Resize bytes [N, H, W, C] and scale them to [N, C, height, width] from 0 to 1."""
         import torch
 
         scaled = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32) / 255
@@ -141,17 +144,18 @@ class PixelProcessor:
 def batches(
     examples: Examples, processor: Processor, size: int, *, order: Sequence[int] | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Process all examples, or those at the places in `order`, in batches of `size`; the last one may be smaller."""
+    """Process all examples, or those with the numbers in `order`, in batches of `size`; the last may be smaller."""
     import torch
 
-    places = range(len(examples)) if order is None else order
-    for start in range(0, len(places), size):
-        chunk = places[start : start + size]
-        with torch.autocast("cpu", enabled=False):  # it is for an encoder, not for resizing images
+    numbers = range(len(examples)) if order is None else order
+    for start in range(0, len(numbers), size):
+        chunk = numbers[start : start + size]
+        with torch.autocast("cpu", enabled=False):  # the caller's autocast is for the encoder, not for resizing
             batch = processor(pick(examples.inputs, chunk))
         for name, tensor in batch.items():
             if len(tensor) != len(chunk):
-                raise IncompatibleError(f"the processor made {len(tensor)} rows of {name!r} from {len(chunk)} inputs")
+                got = f"{len(tensor)} rows of {name!r} from {len(chunk)} inputs"
+                raise IncompatibleError(f"a processor must make one row per input, got {got}; give another one")
         yield batch
 
 
@@ -160,17 +164,19 @@ def json_digest(content: Mapping[str, Any] | list[Any]) -> str:
 
 
 def _with_channels(image: Any, channels: int) -> Pixels:
-    """An image [H, W] or [H, W, C] as [H, W, channels]; grey is repeated, colour is never dropped."""
+    """Convert an image [H, W] or [H, W, C] to [H, W, channels]; grey is repeated, colour is never dropped."""
     import numpy as np
 
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        raise IncompatibleError(f"an image must be uint8 [H, W] or [H, W, 3], got {pixels.dtype} {list(pixels.shape)}")
+        raise IncompatibleError(
+            f"images must be uint8 [H, W] or [H, W, C], got {pixels.dtype} {list(pixels.shape)}; convert them"
+        )
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.shape[2] == 1 and channels > 1:
         pixels = np.repeat(pixels, channels, axis=2)
     if pixels.shape[2] != channels:
         raise IncompatibleError(
-            f"the model reads images with {channels} channel{'s' * (channels > 1)}, got {pixels.shape[2]}"
+            f"the model reads images with {channels} channel{'s' * (channels > 1)}, got {pixels.shape[2]}; convert them"
         )
     return pixels

@@ -1,8 +1,8 @@
 """Upload an output folder to the hub, through huggingface_hub.
 
-Exactly the files of the manifest and the manifest itself are uploaded, each as it was when it was verified. What an
-earlier push of an output left in the repository and this one does not have (shards of the encoder, folders of tasks)
-is removed in the same commit; all else in the repository stays.
+The manifest and the files that it lists are uploaded, each as it was when it was verified. Files of an earlier push
+that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other files
+in the repository stay.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 
 _SHARDS = re.compile(rf"{ENCODER}(-\d+-of-\d+)?\.safetensors")
-_SMALL = 1 << 24  # bytes of files that are held in memory while they are sent
-_PATIENCE = 60.0  # seconds without an answer, or without a byte sent
+_SMALL = 1 << 24  # bytes up to which a file is held in memory while it is sent
+_TIMEOUT = 60.0  # seconds without an answer, or without a byte sent
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What goes where. `files`: size in bytes by name. `hashes`: of the files as they were verified."""
+    """Plan of an upload. `files`: size in bytes by name. `hashes`: hash of each file when it was verified."""
 
     out: Path
     repo: str
@@ -51,7 +51,7 @@ def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision:
         raise RecipeError(f"--revision must be the name of a branch, got {revision!r:.80}")
     if problems := verify_folder(out):
         raise OutputError(
-            f"{out} is not what was written, so it is not uploaded: {some(problems)}; merge again, or fetch it again"
+            f"{out} differs from its manifest, so it is not uploaded: {some(problems)}; merge again, or fetch it again"
         )
     manifest = RawFile(out / MANIFEST)
     files = {**read_manifest(out)["files"], MANIFEST: {"size": manifest.size, "hash": manifest.digest()}}
@@ -71,16 +71,16 @@ def send(upload: Upload) -> str:
             api.create_repo(upload.repo, private=upload.private, repo_type="model", exist_ok=True)
             if upload.revision is not None:
                 api.create_branch(upload.repo, branch=upload.revision, exist_ok=True)
-            there = api.list_repo_files(upload.repo, revision=upload.revision)
+            remote = api.list_repo_files(upload.repo, revision=upload.revision)
             commit = api.create_commit(
                 upload.repo,
-                [*_additions(upload), *(CommitOperationDelete(name) for name in _left_over(there, upload.files))],
+                [*_additions(upload), *(CommitOperationDelete(name) for name in _left_over(remote, upload.files))],
                 revision=upload.revision,
                 commit_message="Upload a merge made by orthomerge",
             )
     except OutputError:
         raise
-    except Exception as error:  # of whatever class: the hub's HTTP library has changed twice
+    except Exception as error:  # of any class: the hub's HTTP library has changed twice
         raise OutputError(_explain(error, upload.repo)) from error
     return str(commit.commit_url)
 
@@ -98,21 +98,21 @@ def _additions(upload: Upload) -> Iterator[Any]:
         file.check_unchanged()
 
 
-def _left_over(there: Iterable[str], files: Iterable[str]) -> list[str]:
-    """Files of an earlier push of an output: shards of its encoder, and the folders of its tasks."""
-    names = list(there)
+def _left_over(remote: Iterable[str], files: Iterable[str]) -> list[str]:
+    """List files of an earlier push that are no longer needed: encoder shards, and folders of tasks."""
+    names = list(remote)
     tasks = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == HEAD}
-    ours = {name for name in names if _SHARDS.fullmatch(name) or PurePosixPath(name).parent in tasks}
-    return sorted(ours - set(files))
+    pushed = {name for name in names if _SHARDS.fullmatch(name) or PurePosixPath(name).parent in tasks}
+    return sorted(pushed - set(files))
 
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Limit the time of a request: without a limit the library waits forever for a hub that does not answer."""
+    """Set a time limit for requests, without which the library may wait forever for the hub."""
     from huggingface_hub import utils
 
-    session: Any = utils.get_session()  # type: ignore[attr-defined] # documented, but not in the list of names
-    before, session.timeout = session.timeout, _PATIENCE
+    session: Any = utils.get_session()  # type: ignore[attr-defined] # documented, but not in `__all__`
+    before, session.timeout = session.timeout, _TIMEOUT
     try:
         yield
     finally:
@@ -124,7 +124,7 @@ def _explain(error: Exception, repo: str) -> str:
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401 or type(error).__name__ == "LocalTokenNotFoundError":
-        return f"the hub does not know you: log in with `hf auth login`, or set HF_TOKEN, and push to {repo!r} again"
+        return f"the hub needs a valid token: log in with `hf auth login`, or set HF_TOKEN, and push to {repo!r} again"
     if status == 403:
         return (
             f"your token may not write to {repo!r}: use one with write access to {repo.partition('/')[0]!r} "
@@ -132,5 +132,5 @@ def _explain(error: Exception, repo: str) -> str:
         )
     return (
         f"cannot upload to {repo!r} at {constants.ENDPOINT} ({summary(error)}); check the network "
-        "and push again: what is there already is not sent twice"
+        "and push again: files that are already there are not sent twice"
     )

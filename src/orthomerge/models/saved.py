@@ -1,4 +1,4 @@
-"""The one reader of model folders; the bytes that are loaded are those that are verified."""
+"""The only reader of model folders: it loads the same bytes that it verifies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_WAY_OUT = "fetch the folder again, or merge again"
+_ADVICE = "fetch the folder again, or merge again"
 
 
 def is_output(path: Path) -> bool:
@@ -41,7 +41,7 @@ def is_output(path: Path) -> bool:
 
 
 def resolve(model: Model | str | Path) -> tuple[Model, Path | None]:
-    """A model and its folder, which a model in memory has not."""
+    """Return a model and its folder; the folder of a model in memory is None."""
     if isinstance(model, Model):
         return model, None
     if not isinstance(model, str | Path):
@@ -51,17 +51,17 @@ def resolve(model: Model | str | Path) -> tuple[Model, Path | None]:
 
 
 def read_model(folder: Path, *, verify: bool = True) -> Model:
-    """Read a saved model. Small files are verified at once, the encoder whenever all its tensors are read."""
+    """Read a saved model. Small files are verified at once, the encoder when all its tensors are read."""
     manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
-    about, files = manifest["encoder"], manifest["files"]
+    entry, files = manifest["encoder"], manifest["files"]
     for name, expected in files.items() if verify else ():
-        is_small = PurePosixPath(name).name not in about["files"]
+        is_small = PurePosixPath(name).name not in entry["files"]
         if problem := file_problem(folder, name, expected, hashed=is_small):
-            raise CheckpointError(f"{folder / name} {problem}; {_WAY_OUT}")
+            raise CheckpointError(f"{folder / name} {problem}; {_ADVICE}")
     hashes = {name: files[name]["hash"] for name in files if verify}
     heads = {task: _head(folder, task, head, hashes) for task, head in manifest["heads"].items()}
-    processor = ProcessorSource(family.modality, about["config"], folder, tuple(about["processor"]), hashes=hashes)
+    processor = ProcessorSource(family.modality, entry["config"], folder, tuple(entry["processor"]), hashes=hashes)
     local = read_local(folder)
     origin = Origin(
         {name: manifest[name] for name in FACTS if name in manifest},
@@ -69,13 +69,13 @@ def read_model(folder: Path, *, verify: bool = True) -> Model:
         places=local["places"],
         inputs=local["inputs"],
     )
-    tensors = _encoder(folder, about, family, verify=verify)
-    return Model(Encoder(family, about["config"], tensors), heads, processor, origin)
+    tensors = _encoder(folder, entry, family, verify=verify)
+    return Model(Encoder(family, entry["config"], tensors), heads, processor, origin)
 
 
 @dataclass(frozen=True, eq=False)
 class _VerifiedTensors(FileTensors):
-    """Tensors of an output; each pass over all of them verifies their hash."""
+    """Tensors of a saved encoder; each complete pass verifies their hash."""
 
     folder: Path = field(default_factory=Path)
     content: str = ""
@@ -85,77 +85,74 @@ class _VerifiedTensors(FileTensors):
         hashed = HashedTensors(FileTensors(self.places), self.prefix, algorithm=algorithm_of(self.content))
         yield from hashed.blocks()
         if hashed.digest() != self.content:
-            raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_WAY_OUT}")
+            raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_ADVICE}")
 
 
-def _encoder(folder: Path, about: Mapping[str, Any], family: Family, *, verify: bool) -> FileTensors:
+def _encoder(folder: Path, entry: Mapping[str, Any], family: Family, *, verify: bool) -> FileTensors:
     entries: dict[str, Entry] = {}
-    for name in about["files"]:
+    for name in entry["files"]:
         entries |= read_safetensors(contained(folder / name, folder))
     if not entries or not all(name.startswith(family.prefix) for name in entries):
-        raise CheckpointError(f"the encoder in {folder} must have names that start with {family.prefix!r}; {_WAY_OUT}")
+        raise CheckpointError(f"the encoder in {folder} must have names that start with {family.prefix!r}; {_ADVICE}")
     checkpoint = Checkpoint(folder, entries)
     places = {name.removeprefix(family.prefix): (checkpoint, name) for name in entries}
-    return _VerifiedTensors(places, folder, about["content"], family.prefix) if verify else FileTensors(places)
+    return _VerifiedTensors(places, folder, entry["content"], family.prefix) if verify else FileTensors(places)
 
 
-def _head(folder: Path, task: str, about: Mapping[str, Any], hashes: Mapping[str, str]) -> Head | Extra:
-    """One task's classifier. `hashes`: of the files to verify."""
+def _head(folder: Path, task: str, entry: Mapping[str, Any], hashes: Mapping[str, str]) -> Head | Extra:
+    """Read the classifier of one task. `hashes`: expected hashes by file, empty to verify none."""
     path = folder / task / HEAD
     stored = _read_tensors(path, folder, hashes.get(f"{task}/{HEAD}"))
-    names = about["names"]
+    names = entry["names"]
     if sorted(names.values()) != sorted(stored):
         raise CheckpointError(
-            f"{path} holds {some(sorted(stored))}, not the tensors that the manifest names; {_WAY_OUT}"
+            f"{path} must hold the tensors {some(sorted(names.values()))}, got {some(sorted(stored))}; {_ADVICE}"
         )
     parts = {part: stored[name] for part, name in names.items()}
-    _check_layers(parts, path, rows=len(about["labels"]), activation=about["activation"])
-    head = Head.of(parts, tuple(about["labels"]), **{name: about[name] for name in HEAD_FIELDS})
-    if about.get("extra") is None:
+    _check_layers(parts, path, rows=len(entry["labels"]), activation=entry["activation"])
+    head = Head.of(parts, tuple(entry["labels"]), **{name: entry[name] for name in HEAD_FIELDS})
+    if entry.get("extra") is None:
         return head
     extra = folder / task / EXTRA
-    return rebuilt(about["extra"], head, _read_tensors(extra, folder, hashes.get(f"{task}/{EXTRA}")), where=extra)
+    return rebuilt(entry["extra"], head, _read_tensors(extra, folder, hashes.get(f"{task}/{EXTRA}")), where=extra)
 
 
 def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, torch.Tensor]:
     entries = read_safetensors(contained(path, folder), algorithm=algorithm_of(expected) if expected else None)
     tensors = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
     if expected is not None and any(entry.file.digest() != expected for entry in entries.values()):
-        raise CheckpointError(f"{path} has changed since it was written; {_WAY_OUT}")
+        raise CheckpointError(f"{path} has changed since it was written; {_ADVICE}")
     return tensors
 
 
 def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
-    """Check that a head has one or two linear layers whose shapes fit each other and the labels."""
+    """Check that the parts form one or two linear layers whose shapes fit each other and the labels."""
     weights = {"weight"} if activation is None else {"hidden.weight", "weight"}
     allowed = weights | {name.replace("weight", "bias") for name in weights}
     shapes = {name: tuple(tensor.shape) for name, tensor in parts.items()}
-    sound = weights <= parts.keys() <= allowed and misfit(shapes) is None and shapes["weight"][0] == rows
-    if not sound or not all(tensor.is_floating_point() for tensor in parts.values()):
-        held = ", ".join(f"{name} {shapes[name]} {str(parts[name].dtype).removeprefix('torch.')}" for name in parts)
+    is_valid = weights <= parts.keys() <= allowed and misfit(shapes) is None and shapes["weight"][0] == rows
+    if not is_valid or not all(tensor.is_floating_point() for tensor in parts.values()):
+        got = ", ".join(f"{name} {shapes[name]} {str(parts[name].dtype).removeprefix('torch.')}" for name in parts)
         raise CheckpointError(
             f"{path} must hold {len(weights)} linear layer{'s' * (len(weights) > 1)} with {rows} rows at the end, as "
-            f"the manifest says (activation {activation or 'null'}), got {held}; {_WAY_OUT}"
+            f"the manifest says (activation {activation or 'null'}), got {got}; {_ADVICE}"
         )
 
 
 def verify_folder(folder: Path) -> list[str]:
-    """Compare every file of an output folder with its hash and return the problems as text."""
+    """Compare all files of a model folder with their hashes and return the problems as text."""
     files = read_manifest(folder)["files"]
-    wrong = {name: file_problem(folder, name, expected) for name, expected in files.items()}
-    problems = [f"{name} {what}" for name, what in wrong.items() if what]
+    checked = {name: file_problem(folder, name, expected) for name, expected in files.items()}
+    problems = [f"{name} {problem}" for name, problem in checked.items() if problem]
     others = sorted(name for name in names_in(folder) if name not in files and name not in (MANIFEST, LOCAL))
     return problems + [f"{name} was not written by the merge" for name in others if not name.endswith("/")]
 
 
 def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed: bool = True) -> str | None:
-    """Problem with a file that the manifest lists, or None; nothing outside the folder is read.
-
-    `hashed`: whether to compare its bytes, or its size only.
-    """
+    """Describe the problem with a listed file, or return None. `hashed`: compare its hash besides its size."""
     file = folder / name
     if leaves(file, folder):
-        return "is behind a link that leaves the folder, and was not read"
+        return "is behind a link that leaves the folder, so it was not read"
     try:
         size = file.stat().st_size if file.is_file() else None
     except OSError as error:
@@ -163,6 +160,6 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
     if size is None:
         return "is missing"
     if size != expected["size"]:
-        return f"has {size} bytes, {expected['size']} were written"
-    same = not hashed or RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
-    return None if same else "has changed since it was written"
+        return f"has {size} bytes, but {expected['size']} were written"
+    is_same = not hashed or RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
+    return None if is_same else "has changed since it was written"

@@ -1,9 +1,9 @@
 """Stock encoders of transformers, built for tensors of given names and shapes and then filled with them.
 
-transformers never reads a folder of an unknown author: a module is built from known keys of the config, that say
-what a model is. Keys that say how to load or run one (`auto_map`, `attn_implementation`, `quantization_config`, ...)
-have no effect. transformers 5 gives some modules other names than the tensors it saves, so a state dict whose tensors
-hold their own number is loaded once, and the place of each number is read back.
+transformers never reads an untrusted folder: a module is built from known keys of the config that define an
+architecture. Keys about loading or running (`auto_map`, `attn_implementation`, `quantization_config`, ...) have no
+effect. Some modules of transformers 5 have other names than the saved tensors, so a state dict of tensors filled with
+their own numbers is loaded once, and the location of each number gives the mapping of names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 
-_FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
-# What the encoder classes of the families read from their config; a test compares this with transformers.
+_FIRST_TAG = 3  # tensors are tagged with numbers from here on, because modules are initialised with 0 and 1
+# Config keys of the families' encoder classes; a test compares them with transformers.
 KNOWN = frozenset(
     {
         "activation", "add_cross_attention", "apply_layernorm", "attention_dropout", "attention_head_size",
@@ -50,22 +50,28 @@ KNOWN = frozenset(
 
 
 def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The config of a checkpoint's encoder; nothing in it depends on a head or a dtype."""
+    """Reduce a checkpoint's config to that of its encoder, independent of heads and dtypes."""
     inner = config.get("vision_config")
-    if family.modality == "image" and isinstance(inner, Mapping):  # CLIP has two towers; the encoder is that of images
+    if family.modality == "image" and isinstance(inner, Mapping):  # CLIP: the encoder is the vision tower
         shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
         config = {**inner, **shared, "model_type": "clip_vision_model"}
     return {key: value for key, value in config.items() if key in KNOWN}
 
 
+def with_tower(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Merge the config of one tower, if there is one, into the whole config."""
+    inner = config.get(part)
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers, whose reports are errors of our own, and put everything back afterwards."""
+    """Silence the logs and progress bars of transformers, and restore its settings afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     with warnings.catch_warnings():
-        # DeBERTa-v2's file compiles functions in the old way when it is imported.
+        # Importing DeBERTa-v2 compiles functions with a deprecated API.
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=DeprecationWarning)
         logging.set_verbosity_error()
         logging.disable_progress_bar()
@@ -79,7 +85,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent."""
+    """A stock encoder. `names`: canonical name -> name in the module's state dict, without absent optional tensors."""
 
     module: torch.nn.Module
     names: Mapping[str, str]
@@ -89,16 +95,16 @@ class Skeleton:
 
     @classmethod
     def build(cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-        """The module for tensors of these names and shapes; every weight must have a place, every place a weight."""
+        """Build the module for these tensors, which must correspond one to one to the module's weights."""
         if not family.encoder_class:
             raise RecipeError(f"family {family.name!r} has no class to build; build the module yourself")
         import torch
 
-        tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
+        tags = {key: torch.full(spec.shape, float(tag)) for tag, (key, spec) in enumerate(specs.items(), _FIRST_TAG)}
         module = _load(family, config, tags)
-        names = _places(family, module, tags)
+        names = _module_names(family, module, tags)
         dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
-        module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # loses nothing
+        module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # exact for all
         return cls(module.eval(), names, family, config, specs)
 
     def fill(self, tensors: Tensors) -> None:
@@ -106,74 +112,77 @@ class Skeleton:
         import torch
 
         state = self.module.state_dict()
-        places = {key: state[name].view(-1) for key, name in self.names.items()}
+        targets = {key: state[name].view(-1) for key, name in self.names.items()}
         filled = dict.fromkeys(self.specs, 0)
         with torch.no_grad():
             for key, block in tensors.blocks():
                 start, flat = filled[key], block.reshape(-1)
-                if key in places:
-                    places[key][start : start + len(flat)].copy_(flat)
+                if key in targets:
+                    targets[key][start : start + len(flat)].copy_(flat)
                 filled[key] = start + len(flat)
-        short = [key for key, spec in self.specs.items() if filled[key] != spec.numel]
-        if short:
-            raise AssertionError(f"the stream ended before {some(short)} was complete")
+        incomplete = [key for key, spec in self.specs.items() if filled[key] != spec.numel]
+        if incomplete:
+            raise AssertionError(f"the stream ended before {some(incomplete)} was complete")
 
 
 def _load(family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     options = {}
-    if "pooler.*" in family.optional:  # of a family that does not read it, or not in the file
+    if "pooler.*" in family.optional:  # for families that do not use it, or files without it
         options["add_pooling_layer"] = "pooler" in family.poolings and any(key.startswith("pooler.") for key in tags)
     with quiet():
         import torch
         import transformers
 
         cls = getattr(transformers, family.encoder_class)
-        known = {key: value for key, value in config.items() if key in KNOWN and key != "model_type"}
+        known_config = {key: value for key, value in config.items() if key in KNOWN and key != "model_type"}
         try:
             module, info = cls.from_pretrained(
                 None,
-                config=cls.config_class(**known),
+                config=cls.config_class(**known_config),
                 state_dict=dict(tags),
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are listed then, and refused below
+                ignore_mismatched_sizes=True,  # then they are listed, and refused below
                 dtype=torch.float32,
                 **options,
             )
-        except Exception as error:  # of whatever class: each library underneath has its own
-            raise CheckpointError(f"transformers cannot build {family.encoder_class}: {error}") from error
+        except Exception as error:  # of any class, by underlying library
+            advice = "correct its config.json, or fetch it again"
+            raise CheckpointError(f"transformers cannot build {family.encoder_class}: {error}; {advice}") from error
     problems = {
-        "it lacks": info["missing_keys"],
-        "its config gives other shapes to": [
-            f"{name} {tuple(here)} instead of {tuple(built)}" for name, here, built in info["mismatched_keys"]
+        "they lack": info["missing_keys"],
+        "the config gives other shapes to": [
+            f"{name} {tuple(stored)} instead of {tuple(expected)}" for name, stored, expected in info["mismatched_keys"]
         ],
         "the model has no place for": [key for key in info["unexpected_keys"] if not matches(key, family.optional)],
     }
-    for what, keys in problems.items():
+    for problem, keys in problems.items():
         if keys:
             raise CheckpointError(
-                f"the weights do not fit {family.encoder_class}: {what} {some(sorted(keys))}; "
-                "no weight is ever initialised at random"
+                f"the weights do not fit {family.encoder_class}: {problem} {some(sorted(keys))}; "
+                "no weight is initialised at random, so give the config.json that belongs to these weights"
             )
     return cast("torch.nn.Module", module)
 
 
-def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Where each tagged tensor is in the module."""
+def _module_names(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Find the name of each tagged tensor in the module."""
     keys, names, owners = list(tags), dict[str, str](), dict[int, str]()
     for name, tensor in module.state_dict().items():
         if not tensor.numel():
             continue
         low, high = float(tensor.min()), float(tensor.max())
-        place = int(low) - _FIRST
-        if low != high or not 0 <= place < len(keys) or low != int(low):
+        number = int(low) - _FIRST_TAG
+        if low != high or not 0 <= number < len(keys) or low != int(low):
             raise CheckpointError(
-                f"{family.encoder_class} keeps {name!r} in another form than checkpoints do; this version of "
+                f"{family.encoder_class} stores {name!r} in another form than checkpoints do; this version of "
                 "transformers is not supported for it: install another one"
             )
-        if names.get(keys[place], name) != name and owners.get(tensor.data_ptr()) != keys[place]:
-            raise CheckpointError(f"{family.encoder_class} holds {keys[place]!r} twice; use another transformers")
-        names.setdefault(keys[place], name)
-        owners[tensor.data_ptr()] = keys[place]
+        if names.get(keys[number], name) != name and owners.get(tensor.data_ptr()) != keys[number]:
+            raise CheckpointError(
+                f"{family.encoder_class} holds {keys[number]!r} twice; install another version of transformers"
+            )
+        names.setdefault(keys[number], name)
+        owners[tensor.data_ptr()] = keys[number]
     return names

@@ -1,4 +1,4 @@
-"""Base and experts, opened and compared: only headers are read, and every problem is listed at once."""
+"""Opening and comparison of base and experts: only headers are read, and all problems are listed at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orthomerge.models.tensors import AdaptedTensors, FileTensors, Tensors
 
 @dataclass(frozen=True)
 class Parts:
-    """Base and experts, split. `merged`, `copied`: the encoder's tensors by canonical name."""
+    """Base and experts, split. `merged`, `copied`: specs of the encoder's tensors by canonical name."""
 
     family: Family
     base: Checkpoint
@@ -45,9 +45,9 @@ class Parts:
 
 
 class Opened:
-    """Base and experts; where there are problems, only `problems` and `notes` can be used.
+    """Opened base and experts; if there are problems, only `problems`, `notes` and `partial` can be read.
 
-    `live`: models in memory by task, the base under "". `partial`: what could be opened, problems or not.
+    `live`: models in memory by task, the base under "". `partial`: the parts that could be opened, or None.
     """
 
     def __init__(self, opening: Opening, live: Mapping[str, Live] | None = None) -> None:
@@ -62,14 +62,14 @@ class Opened:
         return f"Experts({len(self.tasks)} of {family} base, {count or 'no'} problem{'s' if count != 1 else ''})"
 
     def check(self) -> Self:
-        """Return the same; if there are problems, raise an error that lists them all."""
+        """Return self; if there are problems, raise an error that lists them all."""
         check_problems(self.problems)
         return self
 
     @property
     def parts(self) -> Parts:
         self.check()
-        return cast("Parts", self.partial)  # without problems everything could be opened
+        return cast("Parts", self.partial)  # not None if there are no problems
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Opened:
 
     @property
     def has_base(self) -> bool:
-        """Whether a base was given; else the first expert gives names and config."""
+        """Whether a base was given; if not, names and config are the first expert's."""
         return self.opening.base is not None
 
     @cached_property
@@ -90,7 +90,7 @@ class Opened:
 
     @cached_property
     def processor(self) -> ProcessorSource:
-        """How inputs are processed: by the files of the base, else of the first expert that has any."""
+        """Source of the processor: the base, or else the first expert with files of one."""
         for name in ("", *self.tasks):
             if name in self.live and self.live[name].processor is not None:
                 return ProcessorSource(self.family.modality, self.config, live=self.live[name].processor)
@@ -99,21 +99,21 @@ class Opened:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The config of the encoder: the base's, else that of the first expert that has one."""
+        """Config of the encoder: the base's, or else that of the first expert with one."""
         configs = (self.parts.base.config, *(source.config for source in self.parts.sources.values()))
         return encoder_config(next((config for config in configs if config), {}), self.family)
 
     @property
     def specs(self) -> Mapping[str, Spec]:
-        """Every tensor of a merge that keeps the base's dtypes, in writing order."""
+        """Specs of a merge in the base's dtypes, in writing order."""
         return self.tensors("").specs
 
     def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
-        """Every expert by task, and the base under ""."""
+        """Return the checkpoints of all experts by task, and that of the base under ""."""
         return {"": self.parts.base, **{task: source.checkpoint for task, source in self.parts.sources.items()}}
 
     def tensors(self, task: str) -> Tensors:
-        """The encoder of an expert, or of the base (""): its own tensors, and the base's where it has none."""
+        """Return the encoder of an expert, or of the base (""); tensors that an expert lacks are the base's."""
         parts = self.parts
         base = {key: (parts.base, name) for key, name in parts.base_split.names.items()}
         if not task:
@@ -139,7 +139,7 @@ class Opened:
         base = self._base(opened)
         if base is None:
             return None
-        self._describe(opened, base)
+        self._add_notes(opened, base)
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
             self.problems += code_problem(f"{role} ({source.path})", source, self.opening.family)
         family = None
@@ -161,18 +161,18 @@ class Opened:
                     return source
         return None
 
-    def _describe(self, opened: Mapping[str, Checkpoint | Adapter], base: Checkpoint) -> None:
-        """Note models that are named twice, and experts that are linearised by their own config."""
+    def _add_notes(self, opened: Mapping[str, Checkpoint | Adapter], base: Checkpoint) -> None:
+        """Add notes on models that were given twice, and on experts whose config marks them as linearised."""
         tasks: dict[str, list[str]] = {}
         for task, source in (*opened.items(), *([("the base", base)] if self.opening.base else [])):
             tasks.setdefault(str(source.path), []).append(task)
-        self.notes += [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
-        about = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
-        modes = {task: each.get("mode") for task, each in about.items() if isinstance(each, dict)}
+        self.notes += [f"{some(roles)} are the same model, {path}" for path, roles in tasks.items() if len(roles) > 1]
+        records = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
+        modes = {task: record.get("mode") for task, record in records.items() if isinstance(record, dict)}
         if linear := [task for task, mode in modes.items() if mode in ("linearised", "tau_jp")]:
             self.notes.append(
-                f"{some(linear)}: linearised, so what was trained is a linear model; evaluate, export and align read "
-                "the merge as the ordinary network, `Model.linearised` as the linear one"
+                f"{some(linear)} was trained as a linearised model; evaluate, export and align treat the merge as an "
+                "ordinary network, `Model.linearised` gives the linear model"
             )
 
     def _compare(self, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter], family: Family) -> Parts:
@@ -183,20 +183,20 @@ class Opened:
         reference = {key: base.spec(name) for key, name in split.names.items()}
         sources: dict[str, Source] = {}
         for task, checkpoint in opened.items():
-            source = self._source(task, with_stock_names(checkpoint, family), family, reference)
+            source = self._split_source(task, with_stock_names(checkpoint, family), family, reference)
             where = f"expert {task!r} ({checkpoint.path})"
             self.problems += source_problems(where, source, reference, family, base, missing=self.opening.missing)
             sources[task] = source
         changed = {key for source in sources.values() for key in source.split.names}
         if any(isinstance(source.checkpoint, Adapter) for source in sources.values()):
-            changed |= reference.keys()  # an adapter leaves the rest as it is: zero deltas, which count in a trim
+            changed |= reference.keys()  # an adapter has zero deltas elsewhere, which count in a trim
         merged = {key: spec for key, spec in reference.items() if is_float(spec.dtype) and key in changed}
         copied = {key: spec for key, spec in reference.items() if key not in merged}
         if unchanged := [key for key, spec in copied.items() if is_float(spec.dtype)]:
             self.notes.append(f"no expert changes {some(unchanged)}; copied from the base")
         return Parts(family, base, split, sources, merged, copied)
 
-    def _source(
+    def _split_source(
         self, task: str, checkpoint: Checkpoint | Adapter, family: Family, reference: Mapping[str, Spec]
     ) -> Source:
         expert, specs, config = self.opening.experts[task], checkpoint.specs, model_config(checkpoint)
@@ -213,14 +213,14 @@ class Opened:
         return Source(expert, checkpoint, specs, config, split, layout, labels, pooling, max_length)
 
     def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
-        """Pooling and maximum length of a head: the opening's, else those of the expert's config (see `finetune`)."""
-        about = config.get("orthomerge")
-        about = about if isinstance(about, dict) else {}
-        recorded, tuning = about.get("pooling"), about.get("tuning")
+        """Find pooling and maximum length of a head, from the opening or the config that `finetune` wrote."""
+        entry = config.get("orthomerge")
+        record = entry if isinstance(entry, dict) else {}
+        recorded, tuning = record.get("pooling"), record.get("tuning")
         pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
         if pooling not in family.poolings:
-            what = f"pooling {pooling!r} is not known for {family.name}"
-            problem = Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError)
+            text = f"{family.name} has no pooling {pooling!r}"
+            problem = Problem("pooling", text, f"use one of {', '.join(family.poolings)}", RecipeError)
             self.problems += [] if problem in self.problems else [problem]
             pooling = family.default_pooling
         length = tuning.get("max_length") if isinstance(tuning, dict) else None
@@ -228,7 +228,7 @@ class Opened:
 
 
 def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter]) -> Family:
-    """The family as named, else by the first config that has a model type."""
+    """Find the family by name, or else by the first config with a model type."""
     if opening.family == "generic" or (opening.family is None and opening.encoder_prefix is not None):
         return generic(opening.encoder_prefix or "")
     if opening.family is not None:
@@ -237,16 +237,16 @@ def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoi
     kind = next((config["model_type"] for config in configs if "model_type" in config), None)
     if kind is None:
         raise RecipeError(
-            "no config.json says what kind of model this is; "
+            "no config.json has a 'model_type', so the family is unknown; "
             "name it as 'family' (bert, vit, ... or generic with 'encoder_prefix')"
         )
-    # Which of two families with one model type it is shows in an expert, not in the base.
+    # Two families share a model type: the tensors of an expert tell them apart, those of a base do not.
     keys = [name for source in opened.values() for name in source.specs]
     return family_for(str(kind), keys or list(base))
 
 
 def _read_head(base: Checkpoint, source: Source) -> Head:
-    """The head of an expert, in the dtype in which it is stored; a zero-shot head is made from class names."""
+    """Read the head of an expert in its stored dtype, or make a zero-shot head from class names."""
     import torch
 
     if source.layout is None:

@@ -1,7 +1,7 @@
-"""Where the encoder ends in a checkpoint: every tensor is named, none is guessed.
+"""Splitting of a checkpoint into encoder, head and other tensors; every tensor is assigned by its name.
 
-A checkpoint may keep its encoder under any prefix (`bert.`, `module.model.`). The right one is that under which *all*
-tensors of the base are, with the same shapes. If there is no such prefix, or more than one, that is an error.
+A checkpoint may keep its encoder under any prefix (`bert.`, `module.model.`). The right one has *all* tensors of the
+base under it, with the same shapes. If there is no such prefix, or more than one, that is an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from orthomerge.files.lora import Adapter
 from orthomerge.models.family import Family, HeadLayout, matches
 from orthomerge.models.opening import Expert
 
-# Put around a whole model by training loops.
+# Prefixes that training loops add to all names.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
-TIED = "tied to "  # why a second name of the same weights is left out
+TIED = "tied to "  # reason to leave out a second name of the same weights
 OWN_HEAD = "the base's own head"
 _IGNORED = "ignored as asked"
 _FOREIGN = "not part of the encoder"
@@ -28,10 +28,10 @@ _FOREIGN = "not part of the encoder"
 
 @dataclass(frozen=True)
 class Split:
-    """What each tensor of a checkpoint is.
+    """Assignment of a checkpoint's tensors to encoder and head.
 
     `names`: canonical encoder name -> name in the checkpoint. `head`: part (`weight`, `hidden.bias`, ...) -> name.
-    `left_out`: name -> why. `unknown`: neither. `prefixes`: every prefix under which the whole encoder is.
+    `left_out`: name -> reason. `unknown`: all other names. `prefixes`: all prefixes that have the whole encoder.
     """
 
     names: dict[str, str]
@@ -43,7 +43,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """One expert, opened and split; `labels` are in the order of the head's rows."""
+    """One expert, opened and split. `labels`: in the order of the head's rows."""
 
     expert: Expert
     checkpoint: Checkpoint | Adapter
@@ -121,16 +121,16 @@ def split_expert(
 
 
 def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint | Adapter:
-    """The same tensors under the names of stock transformers."""
+    """Rename the tensors of a checkpoint or adapter to the names of stock transformers."""
     if isinstance(source, Checkpoint):
         return family.adapted(source)
-    # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
+    # Adapters have module names, which transformers 5 changed, unlike the names that it saves: use the saved names.
     entries = {**{name: factors.b for name, factors in source.products.items()}, **source.replaced}
     return source.under(dict(zip(family.adapted(Checkpoint(source.path, entries)), entries, strict=True)))
 
 
 def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
-    """The config of a model; `finetune` writes that of an adapter's classifier beside the adapter."""
+    """Return the config of a model; for an adapter, the config.json that `finetune` writes beside it."""
     if isinstance(source, Checkpoint):
         return source.config or {}
     path = source.path / "config.json"
@@ -138,63 +138,70 @@ def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
 
 
 def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
-    """Class names in the order of the head's rows; `LABEL_0`, ... where the checkpoint has none."""
+    """Read the class names in the order of the head's rows; `LABEL_0`, ... if the checkpoint has none."""
     rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
     numbered = tuple(f"LABEL_{number}" for number in range(rows))
     stored = config.get("id2label")
     if not stored:
         return numbered
     names = {str(key): str(name) for key, name in stored.items()} if isinstance(stored, dict) else {}
-    keys = [str(number) for number in range(len(names))]  # a live model's config counts in numbers
+    keys = [str(number) for number in range(len(names))]  # the keys of a live model's config are numbers
     if not names or names.keys() != set(keys):
         shown = some(stored) if isinstance(stored, dict | list) else repr(stored)[:60]
-        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {shown}; give 'labels'")
+        raise IncompatibleError(f"'id2label' must number the classes from 0, got {shown}; give 'labels'")
     only_numbers = all(name == f"LABEL_{key}" for key, name in names.items())
     return numbered if only_numbers and len(names) != rows else tuple(names[key] for key in keys)
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:
-    outer, keys = "", list(specs)
-    while keys and (next_ := next((w for w in _WRAPPERS if all(key.startswith(outer + w) for key in keys)), None)):
-        outer += next_
-    return outer
+    """Return the prefix that training loops have put before every name."""
+    keys = list(specs)
+    for wrapper in _WRAPPERS:
+        if keys and all(key.startswith(wrapper) for key in keys):
+            return wrapper + _outer_wrapper(key.removeprefix(wrapper) for key in keys)
+    return ""
 
 
 def _fitting_prefixes(
     specs: Mapping[str, Spec], family: Family, reference: Mapping[str, Spec], *, pooling: str, prefix: str | None
 ) -> tuple[str, ...]:
-    """The prefixes under which most of the needed tensors are; of these, those with the right shapes, if any."""
-    needed = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)} or dict(reference)
+    """Find the prefixes that have most of the required tensors; of these, those with the right shapes, if any."""
+    required = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)} or dict(reference)
     if prefix is not None:
         return (prefix if not prefix or prefix.endswith(".") else f"{prefix}.",)
-    under = {each: _encoder_names(specs, family, each, needed) for each in _possible_prefixes(specs, family, needed)}
-    most = max(map(len, under.values()))
-    best = {each: names for each, names in under.items() if len(names) == most}
+    candidates = _possible_prefixes(specs, family, required)
+    names_under = {prefix: _encoder_names(specs, family, prefix, required) for prefix in candidates}
+    most = max(map(len, names_under.values()))
+    best = {prefix: names for prefix, names in names_under.items() if len(names) == most}
     fitting = [
-        each
-        for each, names in best.items()
-        if names and all(specs[name].shape == needed[key].shape for key, name in names.items())
+        prefix
+        for prefix, names in best.items()
+        if names and all(specs[name].shape == required[key].shape for key, name in names.items())
     ]
-    return tuple(fitting or list(best)[:1])  # what is still in doubt is for the user to say
+    return tuple(fitting or list(best)[:1])  # several are a problem that asks the user for 'prefix'
 
 
-def _possible_prefixes(specs: Mapping[str, Spec], family: Family, needed: Iterable[str]) -> list[str]:
-    """Every prefix under which some needed tensor is, most plausible first."""
-    keys = list(needed)
+def _possible_prefixes(specs: Mapping[str, Spec], family: Family, required: Iterable[str]) -> list[str]:
+    """List the prefixes that have some required tensor, most plausible first."""
+    keys = list(required)
     anchors = [*keys[:1], *keys[len(keys) // 2 : len(keys) // 2 + 1], *keys[-1:]]
     names = [name for anchor in anchors for name in (anchor, *_ties(family, anchor))]
     ends = [(key, name) for name in names for key in specs if key == name or key.endswith("." + name)]
     return list(dict.fromkeys((family.prefix, "", *(key.removesuffix(name) for key, name in ends))))
 
 
-def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, wanted: Iterable[str]) -> dict[str, str]:
-    """Canonical name -> name in the checkpoint, for wanted tensors that are there, maybe under a tied name."""
-    names = {key: [prefix + each for each in (key, *_ties(family, key)) if prefix + each in specs] for key in wanted}
-    return {key: present[0] for key, present in names.items() if present}
+def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, required: Iterable[str]) -> dict[str, str]:
+    """Map the canonical names of required tensors to names in the checkpoint, which may be tied names."""
+    names = {}
+    for key in required:
+        present = [prefix + name for name in (key, *_ties(family, key)) if prefix + name in specs]
+        if present:
+            names[key] = present[0]
+    return names
 
 
 def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
-    """Part of a head -> name; weight and bias of a layer are both under the wrapper, or both without it."""
+    """Map parts of a head to names; weight and bias of a layer both have the wrapper's prefix, or both lack it."""
     names = {}
     for part, name in (layout.parts() if layout else {}).items():
         wrapped = f"{outer}{name.rpartition('.')[0]}.weight" in specs

@@ -1,4 +1,4 @@
-"""Named tensors that can be streamed in order: what files hold, what a merge computes, or what is in memory."""
+"""Named tensors that are streamed in order: from files, from a merge, or from memory."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
     import torch
 
 
-_RUN = 1 << 20  # elements per block
+_BLOCK = 1 << 20  # elements per block
 _SHORT = {f"torch.{name}": short for short, (_, name) in DTYPES.items()}
 
 
 class Tensors(Protocol):
-    """Named tensors in a fixed order, in the dtype in which they are written."""
+    """Named tensors in a fixed order, in the dtypes in which they are written."""
 
     @property
     def specs(self) -> Mapping[str, Spec]:
-        """Canonical name -> shape and dtype, in writing order."""
+        """Shape and dtype by canonical name, in writing order."""
         ...
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in order, as one or more flat runs of elements."""
+        """Yield every tensor in order, as one or more flat blocks of consecutive elements."""
         ...
 
 
 def spec_of(tensor: torch.Tensor, what: str) -> Spec:
-    """Shape and dtype of a tensor in memory; a dtype that checkpoints do not have is an error about `what`."""
+    """Return shape and dtype of a tensor; a dtype that checkpoints cannot hold is an error. `what`: for messages."""
     if str(tensor.dtype) not in _SHORT:
-        raise CheckpointError(f"{what} is {tensor.dtype}; convert it to float first")
+        raise CheckpointError(f"{what} is {tensor.dtype}, which checkpoints cannot hold; convert it to float first")
     return Spec(tuple(tensor.shape), _SHORT[str(tensor.dtype)])
 
 
 def in_writing_order(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-    """Wide elements first, so that all are aligned; then by name, so that the shards of the inputs do not matter."""
+    """Sort by element size, largest first for alignment, then by name for independence of the inputs' shards."""
     return dict(sorted(specs.items(), key=lambda item: (-DTYPES[item[1].dtype][0], item[0])))
 
 
 @dataclass(frozen=True, eq=False)
 class FileTensors:
-    """Tensors in files. `places`: canonical name -> the checkpoint and the name there."""
+    """Tensors in files. `places`: canonical name -> checkpoint and name in it."""
 
     places: Mapping[str, tuple[Checkpoint, str]]
 
@@ -58,7 +58,7 @@ class FileTensors:
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         for key, spec in self.specs.items():
             entry = self.entry(key)
-            step = _RUN if entry.strides is None else max(spec.numel, 1)  # a strided tensor is read whole each time
+            step = _BLOCK if entry.strides is None else max(spec.numel, 1)  # a strided tensor is read whole
             for start in range(0, spec.numel, step):
                 yield key, entry.read(start, min(start + step, spec.numel))
 
@@ -73,17 +73,17 @@ class FileTensors:
         return self.entry(key).spec.shape
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened tensor, in float32."""
+        """Read elements [start, stop) of the flattened tensor in float32."""
         return self.entry(key).read(start, stop).float()
 
     def origin(self, key: str) -> str:
-        """The file that a tensor lies in, for messages."""
+        """Return the file of a tensor, for messages."""
         return str(self.entry(key).file.path)
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedTensors:
-    """A base with an adapter on top, in the base's dtypes."""
+    """A base with an adapter added to it, in the base's dtypes."""
 
     base: FileTensors
     adapter: Adapter
@@ -103,7 +103,7 @@ class AdaptedTensors:
 
 @dataclass(frozen=True, eq=False)
 class MemoryTensors:
-    """Tensors in memory, by canonical name."""
+    """Tensors in memory by canonical name."""
 
     tensors: Mapping[str, torch.Tensor]
 
@@ -117,7 +117,7 @@ class MemoryTensors:
 
 
 class HashedTensors:
-    """Tensors that are hashed as they stream: the hash of the safetensors file that they could be written to."""
+    """Tensors that are hashed while they stream; the hash is that of a safetensors file of them."""
 
     def __init__(self, tensors: Tensors, prefix: str, *, algorithm: str | None = None) -> None:
         self.specs = tensors.specs
@@ -138,7 +138,7 @@ class HashedTensors:
 
 
 def content_digest(tensors: Tensors, prefix: str) -> str:
-    """The hash of the file that tensors would be written to, under names with a prefix."""
+    """Hash tensors as the safetensors file that they would be written to. `prefix`: of their names in it."""
     hashed = HashedTensors(tensors, prefix)
     for _ in hashed.blocks():
         pass

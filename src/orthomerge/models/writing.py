@@ -1,6 +1,6 @@
-"""The one writer of model folders (layout: `manifest`), and the export of one task for its stock class.
+"""The only writer of model folders (layout: `manifest`), and the export of one task for its stock class.
 
-The manifest is written last and makes a folder a result.
+The manifest is written last: a folder without it is not a model.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def write_model(
 ) -> dict[str, Any]:
     """Write a model folder atomically and return its manifest. `inputs`: paths that `out` must not overlap."""
     most = parse_size(max_shard_size)
-    taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
+    reserved = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     for task in model.heads:
         name = task.casefold()
-        if name in taken or (name.startswith(ENCODER) and name.endswith(".safetensors")):
+        if name in reserved or (name.startswith(ENCODER) and name.endswith(".safetensors")):
             raise RecipeError(
                 f"{task!r} cannot name a task, because the output has a file of that name; rename the task"
             )
@@ -142,27 +142,27 @@ def _main_dtype(specs: Iterable[Spec]) -> str:
 def _write_task(
     model: ModelData, task: str, folder: Path, places: Mapping[str, str], dtype: str, processor: Iterable[str]
 ) -> dict[str, Any]:
-    """Write one task's folder and return its head's entry in the manifest. `places`: file of each encoder tensor."""
-    place, classifier, family = folder / task, model.heads[task], model.family
+    """Write the folder of one task and return its manifest entry. `places`: file of each encoder tensor."""
+    task_folder, classifier, family = folder / task, model.heads[task], model.family
     head = head_of(classifier)
-    place.mkdir()
+    task_folder.mkdir()
     tensors = named_tensors(family, head)
-    _write_tensors(place, HEAD, tensors)
+    _write_tensors(task_folder, HEAD, tensors)
     if not isinstance(classifier, Head):
-        _write_tensors(place, EXTRA, classifier.extra_tensors())
+        _write_tensors(task_folder, EXTRA, classifier.extra_tensors())
     stock = why_not_stock(family, classifier) is None and bool(model.config)
     if stock:
         for name in (*dict.fromkeys(places.values()), *processor):
             try:
-                (place / name).symlink_to(Path("..") / name)
+                (task_folder / name).symlink_to(Path("..") / name)
             except OSError:
-                _keep(folder / name, place / name)
+                _link(folder / name, task_folder / name)
         total = sum(spec.nbytes for spec in model.weights.specs.values())
         total += sum(tensor.nbytes for tensor in tensors.values())
-        write_index(place / _INDEX, {**places, **dict.fromkeys(tensors, HEAD)}, total)
-        write_json(place / "config.json", classifier_config(model.config, family, head.labels, DTYPES[dtype][1]))
+        write_index(task_folder / _INDEX, {**places, **dict.fromkeys(tensors, HEAD)}, total)
+        write_json(task_folder / "config.json", classifier_config(model.config, family, head.labels, DTYPES[dtype][1]))
     else:
-        write_json(place / "labels.json", list(head.labels))
+        write_json(task_folder / "labels.json", list(head.labels))
     return {
         "labels": list(head.labels),
         **{name: getattr(head, name) for name in HEAD_FIELDS},
@@ -174,14 +174,14 @@ def _write_task(
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a small file of tensors, read it back and compare."""
+    """Write tensors to one safetensors file."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
     write_shards(folder, {key: specs[key] for key in tensors}, blocks, max_bytes=2**62, stem=Path(name).stem)
 
 
-def _keep(path: str | Path, target: str | Path) -> None:
-    """Hard-link a file to another place, or copy it where that is impossible."""
+def _link(path: str | Path, target: str | Path) -> None:
+    """Hard-link a file to another path, or copy it if that is impossible."""
     try:
         os.link(path, target)
     except OSError:
@@ -189,10 +189,7 @@ def _keep(path: str | Path, target: str | Path) -> None:
 
 
 def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Size and hash of every file; those of a link are of what it leads to, which is a file of the same folder.
-
-    `rows`: of files that are not hashed again.
-    """
+    """List size and hash of every file; a link has those of its target. `rows`: entries of hashed files."""
     table: dict[str, Mapping[str, Any]] = {}
     for name in sorted(names_in(folder)):
         path = folder / name
@@ -214,7 +211,7 @@ def versions() -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: tuples become lists, infinity and NaN become strings."""
+    """Convert a value for JSON: tuples become lists, infinity and NaN become strings."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -223,10 +220,9 @@ def plain(value: Any) -> Any:
 
 
 def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
-    """Write card and manifest anew with what was measured since, in one step: the output verifies at any time.
+    """Write card and manifest with an evaluation, or without one, in one atomic step.
 
-    All other files, also those that the manifest does not list, stay the same (hard links, if the file system has
-    them), and links stay links.
+    All other files, listed in the manifest or not, stay the same (as hard links, if possible), and links stay links.
     """
     manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
@@ -236,19 +232,19 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
         return {README, MANIFEST} if Path(inside) == folder else set()
 
     with publish(folder, force=True, unlisted=names_in(folder)) as partial:
-        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_keep, dirs_exist_ok=True)
+        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_link, dirs_exist_ok=True)
         write_bytes(partial / README, model_card(manifest).encode())
         manifest["files"] = {**manifest["files"], README: _row(partial / README)}
         write_json(partial / MANIFEST, manifest)
 
 
 def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> None:
-    """Write one task as a folder that its stock class loads. `inputs`: paths that `out` must not overlap."""
+    """Write one task as a folder for its stock class. `inputs`: paths that `out` must not overlap."""
     head, family = model.head(task), model.family
-    why = why_not_stock(family, head)
-    if why is not None or not isinstance(head, Head):
-        way_out = "use orthomerge.load, which computes every head"
-        raise RecipeError(f"no stock class computes what the head of {task!r} does: {why}; {way_out}")
+    reason = why_not_stock(family, head)
+    if reason is not None or not isinstance(head, Head):
+        advice = "use orthomerge.load, which runs every head"
+        raise RecipeError(f"no stock class can hold the head of {task!r}: {reason}; {advice}")
     encoder = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     dtype = _main_dtype(encoder.values())
     tensors = {name: tensor.to(torch_dtype(dtype)) for name, tensor in named_tensors(family, head).items()}

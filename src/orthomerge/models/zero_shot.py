@@ -1,4 +1,4 @@
-"""CLIP's head, made from class names: templates are filled in, encoded by the base's text tower, averaged.
+"""Zero-shot head of CLIP from class names: templates are filled in, encoded by the text tower, and averaged.
 
 Radford et al. 2021, arXiv 2103.00020, section 3.1.4. With u(x) = x / ||x||, text features t [C, T, d] of C
 classes and T templates, and the logit scale s: w_c = u(mean_j u(t_cj)), W = exp(s) w [C, d], bias zero. The
@@ -24,7 +24,7 @@ from orthomerge.models.tensors import FileTensors
 
 _BLANK = "{}"
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
-_LONGEST = 1 << 20  # tokens: prompts are not cut but refused, by the positions that the tower has
+_LONGEST = 1 << 20  # tokens: long prompts are refused, not cut
 _TOWER = Family(
     name="clip_text",
     title="CLIP's text tower",
@@ -39,7 +39,7 @@ _TOWER = Family(
 
 
 def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str]) -> Head:
-    """The head that the CLIP in `folder` makes of class names and templates (`a photo of a {}.`)."""
+    """Make the head of class names and templates (`a photo of a {}.`) with the CLIP in `folder`."""
     if not classes or not templates:
         raise RecipeError("a zero-shot head needs at least one class name and one template")
     for template in templates:
@@ -53,7 +53,7 @@ def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str
             features = _encode(model, tokenizer, [template.replace(_BLANK, name) for template in templates])
             rows.append(normalize(normalize(features, dim=-1).mean(0), dim=-1))
         weight = torch.stack(rows) * scale.exp()
-    # A plain tensor: one made in inference mode could not be trained or saved everywhere.
+    # A clone outside inference mode, so that it can be trained and saved.
     return Head(Linear(weight.clone(), torch.zeros(len(rows))), tuple(classes), normalise=True)
 
 
@@ -63,8 +63,8 @@ def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
     names = [name for name in checkpoint if name.startswith(("text_model.", "text_projection."))]
     if not names or "logit_scale" not in checkpoint:
         raise CheckpointError(
-            f"{folder} is no CLIP with a text tower (it lacks {'text_model.*' if not names else 'logit_scale'}), "
-            "which makes heads of class names; give the whole CLIP as base, or the heads' 'layers'"
+            f"{folder} must be a CLIP with a text tower, which makes heads from class names (it lacks "
+            f"{'text_model.*' if not names else 'logit_scale'}); give the whole CLIP as base, or the heads' 'layers'"
         )
     inner = config.get("text_config")
     shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
@@ -88,9 +88,9 @@ def _tokenizer(folder: Path) -> Any:
 def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:
     with quiet():
         tokens = tokenizer(prompts, padding=True, return_tensors="pt")
-    most = model.config.max_position_embeddings
+    longest = model.config.max_position_embeddings
     for prompt, length in zip(prompts, tokens["attention_mask"].sum(1).tolist(), strict=True):
-        if length > most:
-            raise RecipeError(f"the text tower reads at most {most} tokens, but {prompt!r} has {length}; shorten it")
+        if length > longest:
+            raise RecipeError(f"prompts must have at most {longest} tokens, but {prompt!r} has {length}; shorten it")
     features: torch.Tensor = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
     return features

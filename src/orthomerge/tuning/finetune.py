@@ -187,7 +187,6 @@ class _Training:
         return {task.name: {**own, "steps": run.steps} for task, own in zip(self.tasks, metrics, strict=True)}
 
     def _run(self, device: torch.device, state: RunState | None) -> Run:
-        """Build the arguments of the training loop."""
         settings = self.settings
         train = [_check_labelled(task, "train") for task in self.tasks]
         empty = Examples([], None, "val")
@@ -246,7 +245,6 @@ class _Training:
 
 
 def _digests(task: Task) -> list[Any]:
-    """Digests and labels of the splits that training uses."""
     used = [task[name] for name in ("train", "val") if name in task.splits]
     return [[part.split, part.digest(), None if part.labels is None else part.labels.tolist()] for part in used]
 

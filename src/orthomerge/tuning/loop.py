@@ -78,7 +78,6 @@ class Run:
         return enough_memory(f"batches of {self.settings.batch}", "lower 'batch'")
 
     def check(self, loss: float, where: str) -> None:
-        """Refuse a loss that is not finite."""
         if not math.isfinite(loss):
             raise NumericalError(
                 f"task {self.title!r}: the loss is {loss} at {where}; lower 'lr' and 'head_lr', or check the inputs "
@@ -87,7 +86,6 @@ class Run:
 
 
 def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
-    """Number of steps of a run on tasks of these sizes."""
     steps = math.ceil(settings.epochs * sum(-(-size // settings.batch) for size in sizes))
     return min(steps, settings.steps or steps)
 
