@@ -255,7 +255,7 @@ def test_refused(berts: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="task_arithmetic needs the model that the experts were fine-tuned from"):
         om.merge({"two": berts / "two"}, "task_arithmetic")
     tables = write_tables(tmp_path)
-    with pytest.raises(RecipeError, match="looks at no inputs"):
+    with pytest.raises(RecipeError, match="uses no inputs"):
         om.merge(opened(berts), "average", data={name: tables / f"{name}.csv" for name in NAMES})
 
 

@@ -1,8 +1,7 @@
 """Interface of aligners, and the hand-written table of them.
 
-An aligner compares features of the same unlabelled inputs from two encoders and returns a classifier. A `Head` takes
-the place of the expert's; other classifiers have parameters of their own, which are counted and stored beside the
-model.
+An aligner compares features of the same unlabelled inputs from two encoders and returns a classifier. A `Head` replaces
+the expert's; other classifiers have extra parameters, which are counted and stored beside the model.
 
 Third parties add rows through the entry-point group `orthomerge.aligners`; each entry loads a `Row`, and
 `orthomerge.testing.check_aligner` checks it.

@@ -1,14 +1,14 @@
 """Fold a map of the features into the head that reads them; the head keeps its size.
 
-A head reads features as they are or, in CLIP, scaled to unit length. A map A learned by an aligner acts on *what the
-head reads*, x, so that folding it into the head's first linear map is exact:
+A head reads features as they are or, in CLIP, scaled to unit length. A map A acts on what the head
+reads, x, so that folding it into the head's first linear map is exact:
 
     head(f) = out(act(W x + b)),  x = f or f / ||f||        aligned(f) = out(act(W (A x + c) + b))
                                                                       = out(act((W A) x + (b + W c)))
 
-The shift c needs a bias to go to; where the head has none, c = 0.
+If the head has no bias, c = 0.
 
-Letters: W [m, d], b [m] the head's first linear map, which is the hidden layer where there is one.
+Letters: W [m, d], b [m] the head's first linear map: the hidden layer, if there is one.
 """
 
 from __future__ import annotations

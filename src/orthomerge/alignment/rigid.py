@@ -12,7 +12,7 @@ error of the first linear map's outputs on held-out inputs. Of all choices withi
 best, the one nearest to no change is taken. For this choice alone, features are projected on their `_LEADING` leading
 directions.
 
-`similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the rotation, the best one being tr(A^T S) / tr(C).
+`similarity` (MOMA's Table 1: A^T A = s I) also has a scale, tr(A^T S) / tr(C).
 
 Differs from the paper: MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty; here it is the
 closed form of the least squares loss, with a prior, and with a shift where the head has a bias.

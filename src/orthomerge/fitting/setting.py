@@ -1,7 +1,7 @@
 """Interface of fitted methods, which get an encoder and unlabelled inputs and return weights and heads.
 
-A fitted method is a small frozen dataclass whose fields are its options, with `fit(setting) -> Fitted`. Weights are
-flat tensors [P] in the order of `setting.layout`, float32; see `layout`.
+A fitted method is a frozen dataclass whose fields are its options, with `fit(setting) -> Fitted`. Weights are flat
+float32 tensors [P]; see `layout`.
 
 Letters: T tasks; n inputs of a task; d features; P elements of the encoder.
 """

@@ -52,7 +52,6 @@ class Slerp:
     Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985, on each tensor as one vector, as in
     mergekit 0.1.5 (`slerp`): theta = [sin((1 - t) w) theta_1 + sin(t w) theta_2] / sin(w), w the angle between
     theta_1 and theta_2. Where |cos w| > 0.9995 (most tensors of most fine-tuned models) the interpolation is linear.
-
     *Differs from mergekit:* the angle is computed in float64, and `base` is neither of the two models.
 
     `t`: position between the first expert (0) and the second (1).

@@ -149,10 +149,9 @@ def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed:
 
     `drop`: p; `density`: share that survives the trim; `scale`: lambda; `seed` fixes what is dropped.
 
-    Section 4.3 of the paper, with the defaults of FusionBench.
-
-    *Differs from the paper:* the paper leaves the TIES that follows open; here it is the disjoint sum of `ties_sum`.
-    The trim counts dropped entries as zeros: with `density` above 1 - `drop` it keeps all that was not dropped.
+    Section 4.3 of the paper, with the defaults of FusionBench. *Differs from the paper:* the TIES that follows, which
+    the paper leaves open, is the disjoint sum of `ties_sum`. The trim counts dropped entries as zeros: with `density`
+    above 1 - `drop` it keeps all that was not dropped.
     """
     fraction(drop=drop, zero=True, one=False)
     fraction(density=density)
@@ -215,7 +214,6 @@ def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = Non
     `density`: share of entries that stay; `weights`: one per expert, each 1 by default.
 
     *Differs from the paper:* nothing is trimmed by magnitude; election, weights and count as in `ties@peft`.
-
     *Differs from PEFT:* the draws, which there depend on what was drawn before.
     """
     return Dare(density, weights=weights, elect="unweighted", seed=seed)

@@ -14,9 +14,7 @@ from orthomerge.merging.statistics import thresholds
 
 @dataclass(frozen=True)
 class Average:
-    """Weighted average of the experts: theta = sum_t w_t theta_t.
-
-    Wortsman et al., "Model soups", 2022, arXiv 2203.05482.
+    """Weighted average of the experts: theta = sum_t w_t theta_t (Wortsman et al. 2022, arXiv 2203.05482).
 
     `weights`: one number per expert, normalised to sum to one; equal by default.
     """
@@ -40,9 +38,7 @@ class Average:
 
 @dataclass(frozen=True)
 class TaskArithmetic:
-    """Task arithmetic: theta = theta_b + sum_t lambda_t tau_t.
-
-    Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089.
+    """Task arithmetic: theta = theta_b + sum_t lambda_t tau_t (Ilharco et al. 2023, arXiv 2212.04089).
 
     `scale`: lambda, one for all experts or one per expert (0.3 suits eight tasks, 0.7 five).
     """
@@ -128,7 +124,6 @@ class Breadcrumbs:
     """Model breadcrumbs: in each tensor drop the largest entries as outliers and the smallest as noise, then add.
 
     Davari and Belilovsky, "Model breadcrumbs", 2023, arXiv 2312.06795.
-
     *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest are
     dropped, then the smallest until int(density * n) are left; if density + gamma > 1, fewer outliers are dropped.
     *Differs from mergekit:* entries as large as the largest or as small as the smallest that is kept are all kept.

@@ -1,8 +1,8 @@
 """Interfaces of merging methods and of their inputs.
 
 A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams everything once
-(thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses whose fields are their
-hyper-parameters and therefore the schema of a recipe.
+(thresholds, norms, angles) and then becomes a tensor method. Both are frozen dataclasses; their fields are the schema
+of a recipe.
 
 Letters: T experts; a block holds `base` [n] and `deltas` [T, n] in float32, where n elements start at `site.start` of
 the flattened tensor. A method with `scope = "matrix"` gets every two-dimensional tensor whole: `base` [m, k], `deltas`
