@@ -288,7 +288,7 @@ def test_refusals(experts: Experts, data: dict[str, str], berts: Path) -> None:
     refused(RecipeError, "a fit needs inputs of every task, got none of 'five'; give --data five=PATH", data=fewer)
     refused(RecipeError, "data of 'fiv', but no task of that name", data={**data, "fiv": data["five"]})
     refused(IncompatibleError, "two", data={**data, "two": data["three"]})
-    refused(RecipeError, "'ties' looks at no inputs", "ties", options={})
+    refused(RecipeError, "'ties' uses no inputs", "ties", options={})
     refused(RecipeError, "did you mean 'steps'", options={"step": 3})
     refused(RecipeError, "starts from a merge without inputs, and 'moma' needs some", options={**FEW, "start": "moma"})
     alone = open_named({task: berts / task for task in HEADS})

@@ -214,7 +214,7 @@ def test_a_stranger_is_not_merged(berts: Path, tmp_path: Path) -> None:
 # Opening
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no experts": ({"experts": {}}, "'experts' is empty: name at least one"),
+    "no experts": ({"experts": {}}, "'experts' is empty; name at least one"),
     "a number": ({"experts": {"two": 3}}, "the expert of 'two' must be a path, a hub id or a live model .* got int"),
     "a merged model as base": ({"base": 3.0}, "the base must be a path, a hub id or a live model .* got float"),
     "labels of nobody": ({"labels": {"tow": ["a"]}}, "'labels' names 'tow', which is no expert; did you mean 'two'"),
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads of nobody": ({"heads": {"tow": {}}}, "'heads' names 'tow'"),
     "an odd head": ({"heads": {"two": {"layer": "x"}}}, "the head of 'two': unknown option 'layer'; did you mean"),
     "twice one name": ({"experts": ["a/two", "b/two"]}, "two experts have folders of the same name"),
-    "an odd name": ({"experts": {"a/b": "x"}}, "'a/b' cannot name an expert: use letters"),
+    "an odd name": ({"experts": {"a/b": "x"}}, "'a/b' cannot name an expert and its folder; use letters"),
 }
 
 
@@ -255,7 +255,7 @@ def test_refused(berts: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="task_arithmetic needs the model that the experts were fine-tuned from"):
         om.merge({"two": berts / "two"}, "task_arithmetic")
     tables = write_tables(tmp_path)
-    with pytest.raises(RecipeError, match="looks at no inputs"):
+    with pytest.raises(RecipeError, match="uses no inputs"):
         om.merge(opened(berts), "average", data={name: tables / f"{name}.csv" for name in NAMES})
 
 

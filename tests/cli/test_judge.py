@@ -229,7 +229,7 @@ def test_a_scale_that_is_chosen(berts: Path, tables: Path, tmp_path: Path) -> No
     scale = manifest["method"]["parameters"]["scale"]
     assert f"{scale:5.2f}" in next(line for line in result.stderr.splitlines() if line.endswith(" <"))
     assert manifest["alignment"]["aligner"] == "ridge"
-    assert "looks at no inputs" in refused("merge", path, data, "--method", "average", "--force", code=2)
+    assert "uses no inputs" in refused("merge", path, data, "--method", "average", "--force", code=2)
 
 
 # Experts and suites

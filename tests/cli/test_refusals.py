@@ -37,7 +37,7 @@ REFUSALS = [
     ("", "merge a=b --dtype float61", 2, "--dtype must be keep | float32"),
     ("", "merge nowhere.yaml", 2, "cannot read the recipe nowhere.yaml"),
     ("", "run nowhere.yaml", 2, "cannot read the recipe nowhere.yaml"),
-    ("", "merge a=b --method ties --data a=x", 2, "'ties' looks at no inputs: --data is for fitted methods"),
+    ("", "merge a=b --method ties --data a=x", 2, "'ties' uses no inputs: --data is for fitted methods"),
     ("", "merge a=b --method ties --limit 3", 2, "--limit is for a method that is fitted to inputs"),
     ("", "inspect /nowhere --verify", 3, "is not an orthomerge output"),
     ("", "inspect /nowhere", 3, "does not exist"),

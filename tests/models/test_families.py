@@ -141,7 +141,7 @@ def test_nothing_heavy_is_imported() -> None:
 def test_unknown_families() -> None:
     with pytest.raises(RecipeError, match="unknown model family 'deberta-v2'; did you mean 'deberta_v2'"):
         family("deberta-v2")
-    with pytest.raises(RecipeError, match="'generic' must be described: give `encoder_prefix`"):
+    with pytest.raises(RecipeError, match="'generic' must be described; give `encoder_prefix`"):
         family("generic")
 
 

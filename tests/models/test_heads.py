@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused() -> None:
         Head(Linear(W), LABELS).reordered(("a", "b"))
     more: Any
     for more in ({"hidden": Linear(torch.eye(2))}, {"activation": "tanh"}):
-        with pytest.raises(IncompatibleError, match="hidden layer and its activation go together: give both or nei"):
+        with pytest.raises(IncompatibleError, match="hidden layer and its activation go together; give both or nei"):
             Head(Linear(W), LABELS, **more)
 
 

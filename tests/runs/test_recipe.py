@@ -152,7 +152,7 @@ def test_a_recipe_through_a_pipe(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[str, str]] = {
     "unknown key": ("experts: {a: b}\nmetod: ties", r"recipe.yaml: unknown option 'metod'; did you mean 'method'\?"),
     "heads merged too": ("experts: {a: b}\nheads: average", "recipe.yaml: unknown option 'heads'"),
-    "experts empty": ("experts: {}", "'experts' is empty: name at least one"),
+    "experts empty": ("experts: {}", "'experts' is empty; name at least one"),
     "name that YAML reads as a truth": ("experts: {no: b}", "the name False must be text; write it in quotes"),
     "name that YAML reads as a number": ("experts: {007: b}", "the name 7 must be text; write it in quotes"),
     "label that YAML reads as a truth": (
@@ -184,7 +184,9 @@ def test_names_of_experts() -> None:
     names = ["a", "SST-2", "x.y_z+w", "0", "a" * 100]
     assert list(Recipe(dict.fromkeys(names, "x")).tasks) == names
     for bad in ("", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"):
-        with pytest.raises(RecipeError, match=r"cannot name an expert: use letters, digits and _ \. \+ - \(it becomes"):
+        with pytest.raises(
+            RecipeError, match=r"cannot name an expert and its folder; use letters, digits and _ \. \+ -"
+        ):
             Recipe({bad: "x"})
     with pytest.raises(RecipeError, match="names that differ in case only, the same to some file systems"):
         Recipe({"SST2": "x", "sst2": "y"})

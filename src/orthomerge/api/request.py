@@ -109,7 +109,7 @@ def _fit(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
         return {"fit": {**section, **fit} if isinstance(section, dict) else section}
     unused = sorted(set(fit) - ({"data", "device"} if searched else {"device"}))
     if unused == ["data"]:
-        message = f"{method!r} looks at no inputs: --data is for fitted methods and --set scale=auto; leave it out"
+        message = f"{method!r} uses no inputs: --data is for fitted methods and --set scale=auto; leave it out"
         raise RecipeError(message)
     if unused:
         raise RecipeError(f"--{unused[-1]} is for a method that is fitted to inputs (--data); leave it out")

@@ -65,7 +65,7 @@ def negate(
         )
         if display.json:
             searches = {"negated": result.search, "random": result.random}
-            documents = {name: {**asdict(each), "kept": each.kept} for name, each in searches.items()}
+            documents = {name: {**asdict(search), "kept": search.kept} for name, search in searches.items()}
             print_json({"heads": heads, **documents, "out": None if result.model is None else request.out})
         else:
             _print(result.search, result.random, heads)

@@ -65,7 +65,7 @@ def fit(
     name, chosen, used = chosen_method(experts, method, options or {}, seed=seed)
     check_merge(experts, name)
     if not hasattr(chosen, "fit"):
-        raise RecipeError(f"{name!r} looks at no inputs; leave them out, or use a fitted method such as realign")
+        raise RecipeError(f"{name!r} uses no inputs; leave them out, or use a fitted method such as realign")
     missing = [task for task in experts.tasks if task not in data]
     if missing:
         task = missing[0]

@@ -127,7 +127,7 @@ def _data(manifest: dict[str, Any]) -> str:
     if alignment := manifest.get("alignment"):
         added = sum(task["extra"]["parameters"] for task in alignment["tasks"].values())
         summary = f"Heads were aligned by `{_code(alignment['aligner'])}`, which is {_text(alignment['access'])}"
-        summary += f" and adds {added:,} parameters, kept beside the heads." if added else " and adds no parameter."
+        summary += f" and adds {added:,} parameters, saved with the heads." if added else " and adds no parameter."
     else:
         summary = f"The merge is {_text(manifest['fit']['access'])}."
     table = _table(("fitted", "task", "split", "inputs", "hash of the inputs"), rows)

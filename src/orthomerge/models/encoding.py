@@ -82,7 +82,7 @@ def predict(
     """See `Model.predict`."""
     heads = {task: model.head(task) for task in (model.tasks if tasks is None else tasks)}
     if not model.family.encoder_class:
-        raise RecipeError("a module of your own cannot be built here: build it, load the weights, and run it yourself")
+        raise RecipeError("a module of your own cannot be built here; build it, load the weights, and run it yourself")
     if not heads:
         raise RecipeError("this model has no heads, so it cannot predict; merge experts first")
     single = not isinstance(inputs, Sequence) or isinstance(inputs, str)

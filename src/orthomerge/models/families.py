@@ -190,7 +190,7 @@ FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 
 def family(name: str) -> Family:
     if name == "generic":
-        raise RecipeError("family 'generic' must be described: give `encoder_prefix` and the `head` of each expert")
+        raise RecipeError("family 'generic' must be described; give `encoder_prefix` and the `head` of each expert")
     if name not in FAMILIES:
         raise RecipeError(f"unknown model family {name!r}; {nearest(name, [*FAMILIES, 'generic'])}")
     return FAMILIES[name]

@@ -99,7 +99,7 @@ class Head:
                 "give one label per row, in the order of the rows"
             )
         if (self.hidden is None) != (self.activation is None):
-            raise IncompatibleError("a head's hidden layer and its activation go together: give both or neither")
+            raise IncompatibleError("a head's hidden layer and its activation go together; give both or neither")
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
         import torch

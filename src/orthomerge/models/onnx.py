@@ -69,7 +69,7 @@ def export_onnx(
         )
     for needed in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(needed) is None:
-            raise RecipeError(f"ONNX export needs {needed}: pip install 'orthomerge[onnx]'")
+            raise RecipeError(f"ONNX export needs {needed}; pip install 'orthomerge[onnx]'")
     names = _INPUTS[family.name]
     outputs = {"logits": task} if task is not None else {name: name for name in heads}
     size = sum(spec.nbytes for spec in model.weights.specs.values())

@@ -155,12 +155,10 @@ def reference(role: str, value: object) -> str:
 def check_task_names(tasks: Mapping[str, object]) -> None:
     """Refuse task names that cannot be names of folders."""
     if not tasks:
-        raise RecipeError("'experts' is empty: name at least one")
+        raise RecipeError("'experts' is empty; name at least one")
     for task in tasks:
         if not _TASK.fullmatch(task):
-            raise RecipeError(
-                f"{task!r} cannot name an expert: use letters, digits and _ . + - (it becomes the name of a folder)"
-            )
+            raise RecipeError(f"{task!r} cannot name an expert and its folder; use letters, digits and _ . + -")
         if task.casefold() in _RESERVED:
             raise RecipeError(f"{task!r} cannot name an expert: every output has a file of that name; rename it")
     if len({task.casefold() for task in tasks}) < len(tasks):
@@ -173,7 +171,7 @@ def as_live(value: object) -> Live | None:
     if not 1 <= len(parts) <= 2 or not (hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")):
         return None
     if hasattr(parts[0], "peft_config"):
-        raise RecipeError("a live PEFT model must be merged first: give model.merge_and_unload(), or its saved folder")
+        raise RecipeError("a live PEFT model must be merged first; give model.merge_and_unload(), or its saved folder")
     return Live(*parts)
 
 

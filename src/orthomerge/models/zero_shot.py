@@ -75,10 +75,10 @@ def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
 
 
 def _tokenizer(folder: Path) -> Any:
-    # Without its files transformers may build a tokenizer that knows no words.
+    # Without these files transformers may build a tokenizer without any words.
     if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
         raise CheckpointError(
-            f"{folder} has no tokenizer, which a zero-shot head needs: copy tokenizer.json, or vocab.json "
+            f"{folder} has no tokenizer, which a zero-shot head needs; copy tokenizer.json, or vocab.json "
             "and merges.txt, from the original model"
         )
     processor: Any = ProcessorSource.of([folder], "text", {"model_type": "clip"}).processor(_LONGEST)

@@ -104,8 +104,8 @@ def _check(config: _Config) -> None:
     """Refuse methods that only mergekit has, adapters, repeated models, and parameters that the method ignores."""
     method, references = config.merge_method, [entry.model for entry in config.models]
     if method not in _METHODS:
-        what = f"merge_method {method!r} is not among those that mergekit and orthomerge share"
-        raise RecipeError(f"{what}; {nearest(method, _METHODS)}; `orthomerge list methods` lists ours")
+        problem = f"merge_method {method!r} is not among those that mergekit and orthomerge share"
+        raise RecipeError(f"{problem}; {nearest(method, _METHODS)}; `orthomerge list methods` lists ours")
     for reference in (*references, config.base_model or ""):
         if "+" in reference:
             fix = "in a recipe of ours, name the adapter's folder as the expert and its model as the 'base'"
@@ -150,8 +150,8 @@ def _linear(config: _Config) -> tuple[list[str], dict[str, Any]]:
     models, base = [entry.model for entry in config.models], config.base_model
     if base is not None and base not in models:
         if "weight" not in config.parameters:
-            what = f"mergekit counts 'base_model' among the models of a linear merge, and {base!r} has no weight"
-            raise RecipeError(f"{what}; list it under 'models' with one, or leave 'base_model' out")
+            problem = f"mergekit counts 'base_model' among the models of a linear merge, and {base!r} has no weight"
+            raise RecipeError(f"{problem}; list it under 'models' with one, or leave 'base_model' out")
         models.append(base)
     weights = [config.number("weight", model=model) for model in models]
     total = math.fsum(weights)

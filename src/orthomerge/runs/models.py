@@ -146,7 +146,7 @@ def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Prob
         return problems
     if not fitted:
         fix = "leave the section out, or use a fitted method such as realign"
-        problems.append(Problem("fit", f"{merge.method} looks at no inputs", fix, RecipeError))
+        problems.append(Problem("fit", f"{merge.method} uses no inputs", fix, RecipeError))
     if merge.vector is not None:
         problems.append(Problem("fit", "a 'vector' cannot be fitted", "leave out 'vector' or 'fit'", RecipeError))
     for task in recipe.experts:

@@ -154,11 +154,12 @@ class _Run:
             work.store.remove(entry)
         if recipe.sweep is not None:
             work.progress.stage(check_space(work, artifacts), None)
+        names = {artifact.name for artifact in artifacts} - {"report"}
         try:
             for done in drive(artifacts, work, engine):
                 self.done[done.artifact.name] = done
                 self._publish(done)
-                if done.artifact.name != "report" and all(each.name in (*self.done, "report") for each in artifacts):
+                if done.artifact.name != "report" and names <= self.done.keys():
                     self._write_info()  # before the page, which reads it
         except ArtifactError as failure:
             raise self._failure(failure.artifact, failure.error, artifacts) from failure.error
