@@ -248,7 +248,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of("cuda:2")
     accelerator.is_available = lambda: False
     assert device_of("auto") == torch.device("cpu")
-    with pytest.raises(RecipeError, match=r"device 'cuda' is not available, torch finds cpu here; use 'auto'"):
+    with pytest.raises(RecipeError, match=r"device 'cuda' is not available, torch finds cpu; use 'auto'"):
         device_of("cuda")
     with pytest.raises(RecipeError, match=r"unknown device 'cpuu'; did you mean 'cpu'"):
         device_of("cpuu")
