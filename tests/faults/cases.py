@@ -294,7 +294,7 @@ ROWS: tuple[Refused | Sound, ...] = (
             more="--set 'vector=two + nine'"),
     Refused(0, "a task to export", m.command("export {folder}/merged --task too --out {folder}/x"),
             r"did you mean 'two'\?", file="is no task 'too'", error=RECIPE),
-    Refused(0, "no output", m.recipe("experts: {two: two}\nbase: base"), "Give 'out' in the recipe, or --out",
+    Refused(0, "no output", m.recipe("experts: {two: two}\nbase: base"), "give 'out' in the recipe, or --out",
             file=r"no output folder", error=RECIPE),
     Sound(0, "a recipe from anywhere",
             m.recipe("experts: {two: two}\nbase: ./base\nparameters:\nout: results/out", "--set scale=1")),
