@@ -122,6 +122,9 @@ class LinearisedEncoder(nn.Module):
         return encoder
 
     def _features_and_change(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.is_inference_mode_enabled():  # in which torch 2.11 returns zeros for forward derivatives
+            with torch.inference_mode(False), torch.no_grad():
+                return self._features_and_change({name: value.clone() for name, value in batch.items()})
         base = dict(self.encoder.named_parameters())
         primals = {name: base[name].detach() for name in self.names}
         tangents = dict(zip(self.names, self.deltas, strict=True))
