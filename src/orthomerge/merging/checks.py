@@ -9,7 +9,6 @@ Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta
 from __future__ import annotations
 
 from itertools import combinations
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 _LEAST_COSINE = 0.3
 # cos(tau_s, tau_t) of different experts: about 0 for different tasks, 1 if they come from another common base.
 _MOST_COMMON = 0.9
-_STRIDE = 1 << 21  # elements from one sampled run to the next
-_RUN = 1 << 12  # elements per sampled run
 _PAGE = 1 << 10  # elements of float32 in a page of 4 KiB
 _INSIST = "or set 'check_base: false' to merge anyway"
 
@@ -74,18 +71,14 @@ class _Sample:
 
     def check(self) -> None:
         """Sample short runs of every tensor, with its end, where a truncated file shows, and run all checks."""
-        for key, shape in self.vectors.shapes.items():
-            count = prod(shape)
-            starts = dict.fromkeys((*range(0, count, _STRIDE), max(count - _RUN, 0))) if count else {}
-            for start in starts:
-                block = self.vectors.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
-                rows = torch.cat((block.base.reshape(1, -1), block.deltas.reshape(len(self.tasks), -1)))
-                if len(shape) > 1:  # norms and biases of unrelated models can be alike
-                    self._refuse_zeros(block.site, rows)
-                    wide = rows.double()
-                    self.gram += wide @ wide.T
-                self.moved |= (rows[1:] != 0).any(1)
-                self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
+        for block in self.vectors.sample():
+            rows = torch.cat((block.base.reshape(1, -1), block.deltas.reshape(len(self.tasks), -1)))
+            if len(block.site.shape) > 1:  # norms and biases of unrelated models can be alike
+                self._refuse_zeros(block.site, rows)
+                wide = rows.double()
+                self.gram += wide @ wide.T
+            self.moved |= (rows[1:] != 0).any(1)
+            self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
         self._refuse_another_base()
         self._refuse_the_base()
         self._refuse_equal_experts()

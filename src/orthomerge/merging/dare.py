@@ -114,7 +114,9 @@ class Dare:
                 yield torch.stack(self.dropped(block.deltas, block.site))
 
         count = sum(prod(shape) for shape in vectors.shapes.values())
-        return kth_largest(stream, (int(self.trim * count),), rows=len(vectors.tasks), count=count)[0]
+        sample = ((block.site, torch.stack(self.dropped(block.deltas, block.site))) for block in vectors.sample())
+        rank = int(self.trim * count)
+        return kth_largest(stream, (rank,), rows=len(vectors.tasks), count=count, sample=sample)[0]
 
 
 def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:

@@ -41,6 +41,9 @@ class Block:
     deltas: torch.Tensor
 
 
+STRIDE = 1 << 21  # elements from one sampled run to the next
+
+
 class Vectors(Protocol):
     """All task vectors of a merge, streamed."""
 
@@ -53,6 +56,9 @@ class Vectors(Protocol):
 
     def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
         """Stream the blocks of all tensors, or of `keys`, in order."""
+
+    def sample(self) -> Iterator[Block]:
+        """A few elements of every tensor, at least one run per `STRIDE` elements; or nothing, if they are costly."""
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
         """Thin factors [m, r] and [r, k] of each expert's delta of one matrix; None unless every expert has them."""

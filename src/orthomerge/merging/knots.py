@@ -121,6 +121,10 @@ class Parts:
                 else:
                     yield replace(block, base=block.base.cpu(), deltas=block.deltas.cpu())
 
+    def sample(self) -> Iterator[Block]:
+        """Nothing: each block takes a decomposition."""
+        yield from ()
+
     def factors(self, key: str) -> None:
         return None
 

@@ -15,10 +15,11 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, some
 from orthomerge.merging.elect import scaled_sum
-from orthomerge.merging.kinds import Block, Scope, Site
+from orthomerge.merging.kinds import STRIDE, Block, Scope, Site
 from orthomerge.models.tensors import FileTensors
 
 TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
+_RUN = 1 << 12  # elements per sampled run
 
 
 class Source(Protocol):
@@ -216,6 +217,14 @@ class TaskVectors:
         if site.start == 0 and stop == prod(site.shape):
             return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
         return Block(site, base, deltas)
+
+    def sample(self) -> Iterator[Block]:
+        """Read short runs spread over every tensor, and the end of each, where a file that was cut off shows."""
+        for key, shape in self.shapes.items():
+            count = prod(shape)
+            starts = dict.fromkeys((*range(0, count, STRIDE), max(count - _RUN, 0))) if count else {}
+            for start in starts:
+                yield self.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
         """Thin factors of each expert's delta of one matrix; None unless every expert has them."""
