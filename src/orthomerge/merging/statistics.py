@@ -78,61 +78,78 @@ def kth_largest(
     """Return the k-th largest magnitude of each row, per rank k, in the blocks [rows, ...] of `stream()`.
 
     Rank 0 gives infinity, a rank beyond `count`, the length of a row, gives 0. Magnitudes of float32 numbers compare
-    like their bits read as integers: a pass counts the upper bits, which leaves one interval per rank and row, and the
-    lower bits in the intervals that `sample` suggests. A second pass counts those in intervals that it did not suggest.
+    like their bits read as integers. If the quantiles of `sample` are near those of the stream, one pass is enough: it
+    counts the bits in an interval around them. Otherwise two are needed, for the upper and then for the lower bits.
     """
     result = [[0.0 if rank > count else inf] * rows for rank in ranks]
-    places = [(place, row) for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)]
-    if not places:
-        return tuple(map(tuple, result))
-    shares = {(place, row): ranks[place] / count for place, row in places}
-    first = _suggested(sample, shares, rows=rows)
-    upper = np.zeros((rows, 1 << _UPPER), np.int64)
-    lower = {pair: np.zeros(_NEAR << _LOWER, np.int64) for pair in places}
-    for block in stream():
-        for row, bits in enumerate(map(_bits, block)):
-            upper[row] += np.bincount(bits >> _LOWER, minlength=1 << _UPPER)
-            _count_lower(lower, bits, row, first)
-    interval = {(place, row): _locate(upper[row], ranks[place]) for place, row in places}
-    missed = {pair: index for pair, (index, _) in interval.items() if not 0 <= index - first.get(pair, inf) < _NEAR}
-    for pair in missed:
-        lower[pair][:] = 0
-    for block in stream() if missed else ():
-        for row, bits in enumerate(map(_bits, block)):
-            _count_lower(lower, bits, row, missed)
-    first |= missed
-    for place, row in places:
-        above, rank = interval[place, row]
-        start = (above - first[place, row]) << _LOWER
-        low, _ = _locate(lower[place, row][start : start + (1 << _LOWER)], rank)
-        result[place][row] = float(np.array((above << _LOWER) + low, np.int32).view(np.float32))
+    wanted = {(place, row): rank for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)}
+    bits = _near_sample(stream, wanted, sample, rows=rows, count=count) if wanted else {}
+    if rest := {pair: rank for pair, rank in wanted.items() if pair not in bits}:
+        bits |= _two_passes(stream, rest, rows=rows)
+    for (place, row), value in bits.items():
+        result[place][row] = float(np.array(value, np.int32).view(np.float32))
     return tuple(map(tuple, result))
 
 
-def _suggested(
-    sample: Iterable[tuple[Site, torch.Tensor]], shares: Mapping[_Pair, float], *, rows: int
+def _two_passes(
+    stream: Callable[[], Iterable[torch.Tensor]], wanted: Mapping[_Pair, int], *, rows: int
 ) -> dict[_Pair, int]:
-    """The first of `_NEAR` intervals around the quantile of a sample, per rank and row; nothing without a sample."""
-    counts = np.zeros((rows, 1 << _UPPER))
+    """Bits of the k-th largest magnitudes, by rank and row."""
+    upper = np.zeros((rows, 1 << _UPPER), np.int64)
+    for block in stream():
+        for row, bits in enumerate(map(_bits, block)):
+            upper[row] += np.bincount(bits >> _LOWER, minlength=1 << _UPPER)
+    interval = {pair: _locate(upper[pair[1]], rank) for pair, rank in wanted.items()}
+    lower = {pair: np.zeros(1 << _LOWER, np.int64) for pair in wanted}
+    for block in stream():
+        for row, bits in enumerate(map(_bits, block)):
+            for pair in (pair for pair in wanted if pair[1] == row):
+                lower[pair] += _counts_from(bits, interval[pair][0], 1)
+    return {pair: (above << _LOWER) + _locate(lower[pair], rank)[0] for pair, (above, rank) in interval.items()}
+
+
+def _near_sample(
+    stream: Callable[[], Iterable[torch.Tensor]],
+    wanted: Mapping[_Pair, int],
+    sample: Iterable[tuple[Site, torch.Tensor]],
+    *,
+    rows: int,
+    count: int,
+) -> dict[_Pair, int]:
+    """Bits of those k-th largest magnitudes that lie near the quantiles of a sample, by rank and row."""
+    sampled = np.zeros((rows, 1 << _UPPER))
     for site, values in sample:
-        elements = min(prod(site.shape), STRIDE) * rows / values.numel()  # of the tensor, per sampled one
+        weight = min(prod(site.shape), STRIDE) * rows / values.numel()  # elements of the tensor per sampled element
         for row, bits in enumerate(map(_bits, values)):
-            counts[row] += elements * np.bincount(bits >> _LOWER, minlength=1 << _UPPER)
-    if not counts.any():
+            sampled[row] += weight * np.bincount(bits >> _LOWER, minlength=1 << _UPPER)
+    if not sampled.any():
         return {}
+    totals = sampled.sum(1)
+    first = {
+        (place, row): max(_locate(sampled[row], rank / count * totals[row])[0] - 1, 0)
+        for (place, row), rank in wanted.items()
+    }
+    counts = {pair: np.zeros(_NEAR << _LOWER, np.int64) for pair in wanted}
+    above = dict.fromkeys(wanted, 0)
+    for block in stream():
+        for row, bits in enumerate(map(_bits, block)):
+            for pair in (pair for pair in wanted if pair[1] == row):
+                counts[pair] += _counts_from(bits, first[pair], _NEAR)
+                above[pair] += int(np.count_nonzero(bits >> _LOWER >= first[pair] + _NEAR))
+    inside = {pair: rank - above[pair] for pair, rank in wanted.items()}
     return {
-        (place, row): max(_locate(counts[row], share * counts[row].sum())[0] - 1, 0)
-        for (place, row), share in shares.items()
+        pair: (first[pair] << _LOWER) + _locate(counts[pair], rank)[0]
+        for pair, rank in inside.items()
+        if 0 < rank <= counts[pair].sum()
     }
 
 
-def _count_lower(counts: Mapping[_Pair, _Counts], bits: _Bits, row: int, first: Mapping[_Pair, int]) -> None:
-    """Count the bits of a row in the intervals from `first` on."""
-    for pair, index in first.items():
-        if pair[1] == row:
-            # As numbers without a sign, bits below the first interval are large: one comparison does for both ends.
-            offset = (bits - np.int32(index << _LOWER)).view(np.uint32)
-            counts[pair][:] += np.bincount(offset[offset < _NEAR << _LOWER], minlength=_NEAR << _LOWER)
+def _counts_from(bits: _Bits, first: int, number: int) -> _Counts:
+    """Count the bits in a number of intervals of upper bits, from the interval `first` on."""
+    # As numbers without a sign, bits below the first interval are large: one comparison does for both ends.
+    offset = (bits - np.int32(first << _LOWER)).view(np.uint32)
+    counts: _Counts = np.bincount(offset[offset < number << _LOWER], minlength=number << _LOWER)
+    return counts
 
 
 def _locate(counts: np.ndarray[tuple[int], Any], rank: float) -> tuple[int, int]:
