@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.merging.making import random_vectors, stacked, vectors_of
 
+from orthomerge.merging.kinds import Site
 from orthomerge.merging.statistics import grams, kth_largest, thresholds
 
 floats = st.one_of(
@@ -48,6 +49,33 @@ def test_kth_largest_of_many(kind: str, share: float) -> None:
         values = torch.nn.functional.hardshrink(values, 2.0)
     k = max(1, int(share * len(values)))
     assert kth_largest(lambda: [values.reshape(1, -1, 1)], (k,), rows=1, count=len(values)) == ((_oracle(values, k),),)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.01, 100.0])
+def test_a_sample_saves_a_pass_and_never_exactness(factor: float) -> None:
+    """One pass where the sample's quantile is near; two more where it is not, with the same result."""
+    values = torch.randn(100_003, generator=torch.Generator().manual_seed(4))
+    site, passes = Site("w", values.shape, 0, ("a",)), 0
+
+    def stream() -> list[torch.Tensor]:
+        nonlocal passes
+        passes += 1
+        return [values[None]]
+
+    for k in (1, 20_000, 99_000):
+        passes, sample = 0, [(site, factor * values[None, start::9]) for start in range(3)]
+        found = kth_largest(stream, (k,), rows=1, count=len(values), sample=sample)
+        assert found == ((_oracle(values, k),),)
+        if k == 20_000:  # extremes lie in thin tails, which a sample tells little of
+            assert passes == (1 if factor == 1 else 3)
+
+
+def test_a_sample_for_the_smallest_of_all() -> None:
+    """The rank of the last element may exceed the sum of the sample's weights by rounding."""
+    values = torch.randn(1, 100_003, generator=torch.Generator().manual_seed(4))
+    sample = [(Site("w", (100_003,), 0, ("a",)), values[:, start::7]) for start in range(7)]
+    found = kth_largest(lambda: [values], (100_003,), rows=1, count=100_003, sample=sample)
+    assert found == ((float(values.abs().min()),),)
 
 
 def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:

@@ -155,7 +155,7 @@ def _counts_from(bits: _Bits, first: int, number: int) -> _Counts:
 def _locate(counts: np.ndarray[tuple[int], Any], rank: float) -> tuple[int, int]:
     """Return the bin of the rank-th largest entry, and its rank within that bin."""
     from_top = np.cumsum(counts[::-1])
-    place = int(np.searchsorted(from_top, rank))
+    place = min(int(np.searchsorted(from_top, rank)), len(counts) - 1)  # sums of a sample's weights are rounded
     index = len(counts) - 1 - place
     return index, int(rank - (from_top[place] - counts[index]))
 
