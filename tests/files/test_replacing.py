@@ -6,6 +6,7 @@ import ast
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,25 @@ def test_a_file_taken_for_left_before_it_was_locked(tmp_path: Path, monkeypatch:
         file.write(b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
     assert len(taken) == 1
+
+
+def test_a_file_taken_for_left_that_is_still_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, removers = fcntl.flock, list[threading.Timer]()
+
+    def behind_another(file: object, mode: int) -> None:
+        if not removers:
+            (path,) = tmp_path.iterdir()
+            handle = os.open(path, os.O_RDWR)
+            original(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            removers.append(threading.Timer(0.05, lambda: (path.unlink(), os.close(handle))))
+            removers[0].start()
+        original(file, mode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", behind_another)
+    with replacing(tmp_path / "file") as file:
+        file.write(b"new")
+        removers[0].join()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def _open_partial(path: Path, names: list[Path]) -> BinaryIO:
         names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
         file = names[-1].open("xb")
         with suppress(OSError):  # without locks in the file system, no partial file is ever removed as abandoned
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits for a process that took it for abandoned and now removes it
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
