@@ -61,7 +61,7 @@ def case_of(found: TaskComparison, **more: Any) -> Case:
     hits = {name: {"toy": found.hits[name]} for name in ("expert", "merged", "aligned")}
     readings = {name: {"toy": reading} for name, reading in found.readings.items()}
     given: dict[str, Any] = {"per_class": found.fitted / CLASSES, "commands": COMMANDS, **more}
-    return Case("average", "auto", hits["expert"], hits["merged"], hits["aligned"], readings, **given)
+    return Case("average", "auto", hits, readings, **given)
 
 
 def titled(findings: tuple[Finding, ...]) -> dict[str, Finding]:
@@ -74,10 +74,18 @@ def shares(expert: float, merged: float, aligned: float, *, n: int = 1000) -> tu
     return expert_hits, merged_hits, aligned_hits
 
 
-def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> tuple[Finding, ...]:
-    hits = [{"toy": each} for each in shares(expert, merged, aligned, n=n)]
+def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> dict[str, Finding]:
+    """The verdict on one task with these shares; `base`: that of the base, if its hits are known, or its mean."""
+    return of_tasks({"toy": shares(expert, merged, aligned, n=n)}, **more)
+
+
+def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], **more: Any) -> dict[str, Finding]:
+    names = ("expert", "merged", "aligned")
+    by_name = {name: {task: each[place] for task, each in hits.items()} for place, name in enumerate(names)}
+    if isinstance(more.get("base"), dict):
+        by_name["base"] = more.pop("base")
     given: dict[str, Any] = {"per_class": 100.0, "commands": COMMANDS, **more}
-    return verdict(Case("ties", "auto", hits[0], hits[1], hits[2], {}, **given))
+    return titled(verdict(Case("ties", "auto", by_name, {}, **given)))
 
 
 def test_a_planted_rotation_is_won_back_and_called_one() -> None:
@@ -152,19 +160,14 @@ N = 1000
     ],
 )
 def test_planted_shares(shares_of: tuple[float, float, float], options: dict[str, Any], title: str, words: str) -> None:
-    assert words in titled(simple(*shares_of, **options))[title].text
-
-
-def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], conflict: Conflict) -> dict[str, Finding]:
-    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
-    return titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
+    assert words in simple(*shares_of, **options)[title].text
 
 
 def test_which_task_suffers_and_which_experts_conflict() -> None:
     hits = {"a": shares(0.9, 0.3, 0.8), "b": shares(0.9, 0.8, 0.9), "c": shares(0.9, 0.9, 0.9)}
     signs = ((0, 0.45, 0.5), (0.45, 0, 0.6), (0.5, 0.6, 0))
     conflict = Conflict(("a", "b", "c"), (), (), (), ((1, 0.2, 0.1), (0.2, 1, -0.3), (0.1, -0.3, 1)), signs)
-    findings = of_tasks(hits, conflict)
+    findings = of_tasks(hits, conflict=conflict)
     worst, pair = findings["Which task suffers"], findings["Which experts conflict"]
     assert "'a' loses the most: 60.0 points" in worst.text
     assert "clearly more than the next, 'b' (10.0)" in worst.text
@@ -177,12 +180,12 @@ def test_which_task_suffers_and_which_experts_conflict() -> None:
 def test_tasks_and_pairs_that_cannot_be_told_apart() -> None:
     hits = {"a": shares(0.9, 0.60, 0.8, n=100), "b": shares(0.9, 0.62, 0.9, n=100)}
     nothing = ((0, math.nan), (math.nan, 0))
-    findings = of_tasks(hits, Conflict(("a", "b"), (), (), (), nothing, nothing))
+    findings = of_tasks(hits, conflict=Conflict(("a", "b"), (), (), (), nothing, nothing))
     assert "'b' may lose as much (the intervals overlap)" in findings["Which task suffers"].text
     assert "Which experts conflict" not in findings
     near = ((0, 0.5, 0.51), (0.5, 0, 0.495), (0.51, 0.495, 0))
     tie = Conflict(("a", "b", "c"), (), (), (), ((0.0,) * 3,) * 3, near)
-    assert "no pair stands out" in of_tasks(hits, tie)["Which experts conflict"].text
+    assert "no pair stands out" in of_tasks(hits, conflict=tie)["Which experts conflict"].text
 
 
 def test_recovery_by_hand() -> None:

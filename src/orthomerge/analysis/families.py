@@ -30,7 +30,7 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.detail import Detail, chosen_inputs
 from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.geometry import SHOWN, Geometry
-from orthomerge.analysis.recovery import Hits
+from orthomerge.analysis.recovery import Hits, HitsByTask
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.evaluation.probe import Probe
@@ -151,7 +151,7 @@ def _sample(features: Features, most: int, seed: int) -> Features:
 
 
 def family_figures(
-    readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
+    readings: Mapping[str, Mapping[str, Reading]], experts: HitsByTask, *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
     """Make figures of readings by family and task, and of the experts' hits by task, in the same order.
 
@@ -199,10 +199,9 @@ def family_figures(
     )
 
 
-def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, Hits] | float | None) -> Bars:
-    """Make a figure of accuracy by task and of the mean, from hits by classifier and task; with the base if given."""
+def accuracy_figure(hits: Mapping[str, HitsByTask]) -> Bars:
+    """Make a figure of accuracy by task and of the mean, from hits by classifier."""
     tasks = tuple(next(iter(hits.values())))
-    hits = {**hits, "base": base} if isinstance(base, Mapping) else hits
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
     return Bars(
         "accuracy",
