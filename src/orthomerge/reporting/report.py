@@ -181,7 +181,7 @@ def _page(
         "points": json_block(points_payload(points)) if points else None,
         "files": {name: _data_uri(name, content) for name, content in files.items()},
         "floor": _floor(boards),
-        "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
+        "best": next((row for board in boards for row in board.rows if row.best), None),
     }
     return str(templates().get_template("page.html").render(context))
 
@@ -201,7 +201,7 @@ def _plate(drawn: DrawnFigure, prefix: str) -> dict[str, Any]:
 
 def _floor(boards: Sequence[Board]) -> float:
     """Return the start of the axis of intervals: below all rows but those of a joint label space."""
-    lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
+    lows = [row.low for board in boards for row in board.rows if row.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
 
 
