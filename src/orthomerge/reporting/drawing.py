@@ -25,7 +25,9 @@ STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.
 UNKNOWN = "#8c959f"  # colour of points without a known class
 _LONGEST = 28
 
+_TICKS = {"color": SOFT, "labelcolor": INK, "labelsize": 7.5, "major.width": 0.7, "major.size": 3.0}
 RC: Mapping[str, Any] = {
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so it is always available
     "font.size": 8.0,
     "axes.titlesize": 8.5,
@@ -34,26 +36,12 @@ RC: Mapping[str, Any] = {
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "axes.linewidth": 0.7,
-    "axes.unicode_minus": True,
     "text.color": INK,
-    "text.usetex": False,
     "text.parse_math": False,  # a label with two dollar signs is no formula
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 3.0,
-    "ytick.major.size": 3.0,
     "legend.fontsize": 7.5,
     "legend.frameon": False,
     "grid.color": RULE,
     "grid.linewidth": 0.7,
-    "figure.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
     "path.simplify": False,
 }
 
@@ -83,11 +71,11 @@ class DrawnFigure:
 def draw(figure: Figure) -> DrawnFigure:
     """Draw a figure in all formats."""
     try:
-        import matplotlib as mpl
+        from matplotlib import style
     except ImportError as error:
         raise RecipeError("figures need matplotlib; pip install 'orthomerge[report]'") from error
     settings: Any = {**RC, "svg.hashsalt": figure.key}
-    with warnings.catch_warnings(), mpl.rc_context(settings):
+    with warnings.catch_warnings(), style.context(["default", settings]):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawing = _DRAW[type(figure)](figure)
         svg, png, text_svg = (_saved(drawing, *form) for form in (("svg", "path"), ("png", "path"), ("svg", "none")))
@@ -96,12 +84,12 @@ def draw(figure: Figure) -> DrawnFigure:
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
     """Save a drawing without metadata such as the date."""
-    import matplotlib as mpl
+    from matplotlib import rcParams
 
     out = io.BytesIO()
+    rcParams["svg.fonttype"] = fonts
     metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.fonttype": fonts}):
-        drawing.savefig(out, format=form, dpi=_DPI, metadata=metadata)
+    drawing.savefig(out, format=form, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
