@@ -43,7 +43,6 @@ def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) ->
 
 
 def sample(examples: Examples, *, most: int, seed: int) -> Examples:
-    """Choose at most `most` examples."""
     return examples.take(chosen_inputs(examples.labels, len(examples), most=most, seed=seed))
 
 
@@ -60,7 +59,6 @@ def fitting_split(task: Task) -> Split:
 
 
 def limited(task: Task, *, most: int | None, seed: int) -> Task:
-    """Limit the inputs that maps and heads are fitted to."""
     if most is None:
         return task
     split = fitting_split(task)

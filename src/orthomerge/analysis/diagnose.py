@@ -63,7 +63,6 @@ class _Setting:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def pair(self, task: str, split: Split) -> FeaturePair:
-        """Return features of one split by the model and by the expert."""
         encoded, expert = self.encoded, self.encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
 
@@ -131,7 +130,6 @@ def diagnose(
 def _setting(
     model: Model, experts: Experts, tasks: Mapping[str, Task], detail: Detail, how: Encoding, progress: Progress
 ) -> _Setting:
-    """Check and limit the tasks, and encode them with the model."""
     for name in tasks:
         if name not in experts.tasks:
             raise RecipeError(f"task {name!r} needs its expert, which was not given; {nearest(name, experts.tasks)}")
@@ -145,7 +143,6 @@ def _setting(
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
-    """Return figures of CKA by layer, if requested and if there are enough inputs."""
     encoded, detail = setting.encoded, setting.detail
     if not detail.layers:
         return ()
@@ -158,7 +155,6 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
 
 
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
-    """Compare features task by task, and embed them by t-SNE."""
     comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
     for name, task in encoded.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
@@ -173,7 +169,6 @@ def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[P
 
 
 def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskComparison) -> Iterator[Points]:
-    """Embed one task by t-SNE, if requested and if there are enough inputs."""
     if not setting.detail.points:
         return
     if len(test.merged) < LEAST:
@@ -188,7 +183,6 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
-    """Compare task vectors, if there is a base."""
     if not setting.experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
         return None, ()
@@ -199,7 +193,6 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
 
 
 def _base_hits(setting: _Setting) -> HitsByTask:
-    """Return the hits of the base with the experts' heads."""
     encoded, correct = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
     for task in encoded.tasks:
@@ -210,7 +203,6 @@ def _base_hits(setting: _Setting) -> HitsByTask:
 
 
 def _probe(hits: Mapping[str, HitsByTask], comparisons: Iterable[TaskComparison]) -> tuple[Witness, ...]:
-    """Return the probes of all tasks as one witness; nothing if a task has none."""
     if "probe" not in hits:
         return ()
     name = f"linear probe, {min(comparison.probed for comparison in comparisons)} inputs"

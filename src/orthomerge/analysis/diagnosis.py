@@ -46,7 +46,6 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
 
 
 def read_diagnosis(path: Path) -> Diagnosis:
-    """Read a diagnosis; an error names the file."""
     document = read_document(path, error=RecipeError)
     if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
         raise RecipeError(f"{path} is not a diagnosis: it must have a list of 'figures'; diagnose again")

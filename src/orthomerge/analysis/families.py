@@ -80,7 +80,6 @@ def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: 
 
 
 def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """Compare the outputs of a classifier with those of the expert's head and with the labels."""
     kind = head_kind(head.kind)
     kl = max(0.0, float(kind.divergence(z.double(), z_T.double()).mean()))
     return Reading(math.nan, kl, hits(kind.choices(z), truth, head.kind).numpy())
@@ -200,7 +199,6 @@ def family_figures(
 
 
 def accuracy_figure(hits: Mapping[str, HitsByTask]) -> Bars:
-    """Make a figure of accuracy by task and of the mean, from hits by classifier."""
     tasks = tuple(next(iter(hits.values())))
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
     return Bars(

@@ -87,7 +87,6 @@ def _finite(values: Values) -> Values:
 
 
 def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = None) -> tuple[Curve, ...]:
-    """Make one curve per family of maps: the mean of the tasks' densities."""
     curves = []
     for kind, by_task in values.items():
         parts = [part for part in by_task.values() if len(part)]

@@ -125,7 +125,6 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def short_text(text: str) -> str:
-    """Cut a text to one line."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 

@@ -171,5 +171,4 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _number(value: object) -> float:
-    """Convert a number to float, anything else to NaN."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -60,7 +60,6 @@ class Case:
     seed: int = 0
 
     def mean(self, classifier: str) -> float:
-        """Return the mean accuracy over tasks in percent."""
         return 100 * fmean(float(part.mean()) for part in self.hits[classifier].values())
 
 
@@ -236,7 +235,6 @@ def _conflicts(case: Case) -> Finding | None:
 
 
 def _scale(case: Case) -> Finding | None:
-    """Report whether another scale is better on validation inputs."""
     scales, current = case.scales, case.scale
     if not scales:
         return None

@@ -7,7 +7,7 @@ is the reference unless another is named; as it is chosen on the same inputs, it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -77,20 +77,25 @@ class Predictions:
 
 _Row = dict[str, dict[int, Record]]  # records of one method by task and seed
 _Hits = dict[str, Bools]  # [seeds, n] by task
-Read = Callable[[Record], Predictions]
 
 
 def compare_records(
-    records: Sequence[Record], read: Read, *, against: str | None = None, margin: float = MARGIN
+    records: Sequence[Record],
+    predictions: Mapping[str, Predictions],
+    *,
+    against: str | None = None,
+    margin: float = MARGIN,
 ) -> list[Comparison]:
-    """Compare all methods with `against` where it was scored, else with the best; `read` loads predictions."""
+    """Compare all methods with `against` where it was scored, else with the best, from predictions by file name."""
     methods = {record.method for record in records}
     if against is not None and against not in methods:
         raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")
     comparisons: list[Comparison] = []
     for way, rows in _rows_by_way(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
-        pairs = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
+        pairs = {
+            name: _paired_hits(predictions, row, rows[reference]) for name, row in rows.items() if name != reference
+        }
         comparisons += _compare(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
     return comparisons
 
@@ -152,22 +157,22 @@ def _rank(row: _Row) -> tuple[int, float]:
     return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
-def _paired_hits(read: Read, first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
+def _paired_hits(predictions: Mapping[str, Predictions], first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
     """Return the hits of two methods on the tasks, seeds and inputs that both were scored on."""
     shared = [task for task in first if task in second]
     common = [set(first[task]) & set(second[task]) for task in shared]
     seeds = sorted(set.intersection(*common)) if common else []
     hits: tuple[_Hits, _Hits] = ({}, {})
     for task in shared if seeds else ():
-        pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
+        pair = [[predictions[str(row[task][seed].predictions)] for seed in seeds] for row in (first, second)]
         both = [*pair[0], *pair[1]]
-        if any(not np.array_equal(predictions.truth, both[0].truth) for predictions in both):
+        if any(not np.array_equal(item.truth, both[0].truth) for item in both):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
             raise IncompatibleError(f"{names} were not scored on the same inputs of {task!r}; evaluate again")
-        scored = np.logical_and.reduce([predictions.scored for predictions in both])
+        scored = np.logical_and.reduce([item.scored for item in both])
         if scored.any():
             for side, by_seed in zip(hits, pair, strict=True):
-                side[task] = np.stack([predictions.hits[scored] for predictions in by_seed])
+                side[task] = np.stack([item.hits[scored] for item in by_seed])
     return hits
 
 
@@ -185,14 +190,7 @@ def _compare(way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]],
         equivalence = tost(difference, margin=margin, alpha=_ALPHA)
         significant = {task: gap.estimate for task, gap in tasks.items() if gap.adjusted < _ALPHA}
         yield Comparison(
-            name,
-            reference,
-            way,
-            seeds,
-            difference,
-            adjusted[name],
-            equivalence,
-            comparable=equivalence.comparable,
+            *(name, reference, way, seeds, difference, adjusted[name], equivalence, equivalence.comparable),
             tasks=tasks,
             better=tuple(task for task, estimate in significant.items() if estimate > 0),
             worse=tuple(task for task, estimate in significant.items() if estimate < 0),

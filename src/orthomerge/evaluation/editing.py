@@ -178,7 +178,6 @@ class Form:
 
     @classmethod
     def parse(cls, text: str) -> Form:
-        """Parse `a:b::c`."""
         match = _FORM.fullmatch(text)
         names = [name.strip() for name in match.groups()] if match else [""]
         if not all(names):

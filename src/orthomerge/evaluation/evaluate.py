@@ -61,8 +61,6 @@ def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A record and the predictions that its score was counted from."""
-
     record: Record
     predictions: Predictions
 
@@ -85,10 +83,7 @@ def score(
     records = [item.record for item in scored]
     predictions = {str(item.record.predictions): item.predictions for item in scored}
 
-    def read(record: Record) -> Predictions:
-        return predictions[str(record.predictions)]
-
-    comparisons = compare_records(records, read, against=against, margin=margin)
+    comparisons = compare_records(records, predictions, against=against, margin=margin)
     return Scores(records, comparisons, contamination_notes(encoded), predictions)
 
 
@@ -145,7 +140,6 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
 
 
 def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
-    """Score one model in the joint label space of its tasks."""
     # Tasks in the order of the data, so that the joint label space is the same for all subjects.
     models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
     extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
@@ -170,16 +164,11 @@ def _scored(
     record = Record(
         task=task,
         method=subject.name,
-        protocol=way.protocol,
         metric=head_kind(kind).metric,
         **vars(score),
-        access=way.access,
+        **{**vars(way), "options": dict(options)},
         seed=answer.seed,
-        shots=way.shots,
-        support=way.support,
-        options=dict(options),
         parameters=dict(subject.parameters),
-        aligner=way.aligner,
         extra_parameters=answer.extra,
         suite=suite,
         versions={"orthomerge": VERSION, "torch": torch.__version__},

@@ -76,7 +76,6 @@ class Span:
     def score(
         self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Score:
-        """Score a head at one point on one split."""
         truth, kind = encoded.labels(task, split), head_of(head).kind
         features = self.features(coefficients, encoded, task, split, head)
         return counted(predict(head, features.values, kind), truth, kind)

@@ -41,12 +41,10 @@ class RunContents:
 
     @property
     def suite(self) -> str:
-        """Suite that was evaluated; empty if there was none."""
         return next((record.suite for record in self.records if record.suite), "")
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of the run, or else of the records."""
         versions = dict(self.info.versions)
         return versions or {name: version for record in self.records for name, version in record.versions.items()}
 
@@ -103,7 +101,6 @@ def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
-    """Yield name, labels, size and hash of the base and each expert."""
     inputs, heads = manifest["inputs"], manifest["heads"]
     parts = {"base": inputs["base"], **{f"expert {task}": expert for task, expert in inputs["experts"].items()}}
     labels = {f"expert {task}": head["labels"] for task, head in heads.items()}
@@ -120,7 +117,6 @@ def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
 
 
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
-    """Return method, options, the inputs that were used, and the hash of the encoder."""
     used = [
         _inputs(verb, manifest[section])
         for section, verb in (("fit", "fitted"), ("alignment", "aligned"))
@@ -137,7 +133,6 @@ def _merge(manifest: Mapping[str, Any]) -> _Cells:
 
 
 def _inputs(verb: str, facts: Mapping[str, Any]) -> str:
-    """Describe the inputs that a fit or an alignment has used."""
     counts = [task["inputs"] for task in facts["tasks"].values()]
     number = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
     aligner = f" by {facts['aligner']}" if "aligner" in facts else ""
@@ -145,7 +140,6 @@ def _inputs(verb: str, facts: Mapping[str, Any]) -> str:
 
 
 def _digest(digest: str) -> Cell:
-    """Make a cell with the first digits of a digest, without the name of the algorithm."""
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 

@@ -69,7 +69,6 @@ class DrawnFigure:
 
 
 def draw(figure: Figure) -> DrawnFigure:
-    """Draw a figure in all formats."""
     try:
         from matplotlib import style
     except ImportError as error:
@@ -83,7 +82,6 @@ def draw(figure: Figure) -> DrawnFigure:
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
-    """Save a drawing without metadata such as the date."""
     from matplotlib import rcParams
 
     out = io.BytesIO()
@@ -247,7 +245,6 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _framed(width: float, height: float) -> tuple[Any, Any]:
-    """Make a drawing and its axes, with two spines and a horizontal grid in the background."""
     drawing = _canvas(width, height)
     axes = drawing.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -257,7 +254,6 @@ def _framed(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Add a legend above the drawing, in one or several lines."""
     labels = [shown(name) for name in names]
     room = 16 * drawing.get_figwidth()  # letters; each key takes six
     drawing.legend(
@@ -278,7 +274,6 @@ def shown(label: str, *, most: int = _LONGEST) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Cut a text to at most N letters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 

@@ -58,14 +58,11 @@ def figure_csv(figure: Figure) -> str:
 
 
 def _with_band(places: Sequence[Value], values: Sequence[float], item: Series | Curve) -> Iterator[tuple[Value, ...]]:
-    """Zip places, values and the ends of their intervals, or None."""
     none = [None] * len(values)
     return zip(places, values, item.low or none, item.high or none, strict=True)
 
 
 def _points_csv(figure: Points) -> str:
-    """Format points as CSV, with names of classes, and numbers and texts of inputs."""
-
     def names(numbers: Sequence[int]) -> list[str]:
         return [figure.classes[number] if 0 <= number < len(figure.classes) else "" for number in numbers]
 

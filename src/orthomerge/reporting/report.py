@@ -92,7 +92,6 @@ def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
 
 
 def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
-    """Return each figure as SVG, PNG and CSV, by file name."""
     files = {}
     for drawing in drawn:
         key = f"figures/{drawing.figure.key}"
@@ -103,7 +102,6 @@ def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
 
 
 def _table_files(rows: Sequence[Board], contents: RunContents) -> dict[str, bytes]:
-    """Return each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
         table = board_table(board)
@@ -159,7 +157,6 @@ def _page(
     drawn: Sequence[DrawnFigure],
     files: Mapping[str, bytes],
 ) -> str:
-    """Render the page. `files`: figures and tables in all formats, by name, for downloads."""
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
     points = [drawing.figure for drawing in drawn if isinstance(drawing.figure, Points)]

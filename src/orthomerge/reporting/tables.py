@@ -83,7 +83,6 @@ def legend(board: Board) -> str:
 
 
 def board_table(board: Board) -> Table:
-    """Make the table for readers."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
     note = " ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part)
     return accuracy_table(board.title, board.rows, board.tasks, extra=True, note=note)
@@ -107,7 +106,6 @@ def board_csv(board: Board) -> str:
 
 
 def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format comparisons as CSV, in points."""
     head = ["access", "protocol", "method", "against", "verdict", "difference", "low", "high", "p", "p_adjusted"]
     head += ["seeds", "margin", "better_on", "worse_on"]
     rows: list[list[Value]] = [

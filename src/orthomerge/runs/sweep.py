@@ -229,9 +229,7 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
         predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in scored}
         records += scored
     against = section.against if any(record.method == section.against for record in records) else None
-    comparisons = compare_records(
-        records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
-    )
+    comparisons = compare_records(records, predictions, against=against, margin=section.margin / 100)
     needs_experts = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
     encoded = work.encoded if section.references or needs_experts else replace(work.encoded, teachers={})
     where = "sweep.md has the best on validation" if any(item.chosen for item in swept.best) else "see sweep.md"
