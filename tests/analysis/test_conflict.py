@@ -167,10 +167,10 @@ def test_accuracy_over_shots() -> None:
 
 def test_witnesses() -> None:
     records = [record("a", 0.5, shots=5), record("b", 0.7, shots=5), record("a", 0.9, protocol="probe")]
-    (witness,) = recorded_witnesses(records, ("a", "b"), model="abc")
-    assert witness.name == "knn, 5/class"
-    assert witness.mean == pytest.approx(60)
-    assert recorded_witnesses(records, ("a", "b"), model="another") == ()
+    ((name, witness),) = recorded_witnesses(records, ("a", "b"), model="abc").items()
+    assert name == "knn, 5/class"
+    assert witness.value == pytest.approx(60)
+    assert recorded_witnesses(records, ("a", "b"), model="another") == {}
     assert recorded_name(records, "ties (here)", model="abc") == "ties"
     assert recorded_name(records, "ties", model="xyz") == "ties"
     assert recorded_name(records, "new", model="xyz") == "new"

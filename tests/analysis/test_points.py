@@ -103,13 +103,10 @@ def test_pictures_are_small_and_within_their_budget() -> None:
     assert thumbnails([colour] * 20, most=2000) == ()
 
 
-def test_libraries_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(RecipeError, match="t-SNE needs scikit-learn: pip install"):
         embed(clusters())
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(RecipeError, match="showing pictures needs Pillow: pip install"):
-        thumbnails([np.zeros((2, 2), dtype=np.uint8)], most=1000)
 
 
 def test_texts_are_cut_and_keys_are_plain_and_told_apart() -> None:

@@ -18,8 +18,8 @@ from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading, TaskComparison, compare_task
-from orthomerge.analysis.recovery import difference, recovery
-from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.analysis.recovery import Estimate, difference, recovery
+from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
@@ -110,8 +110,8 @@ def test_planted_loss_of_information() -> None:
     kept[1:] = 0  # one of twelve directions is left
     found = looked(kept)
     probe = 100 * float(found.hits["probe"].mean())
-    witness = Witness("a probe", probe, probe - 2, probe + 2)
-    findings = titled(verdict(case_of(found, witnesses=(witness,))))
+    witness = Estimate(probe, probe - 2, probe + 2)
+    findings = titled(verdict(case_of(found, witnesses={"a probe": witness})))
     lost = findings["Likely lost information"]
     assert lost.numbers["left"] > 5
     assert "more than the aligner does" in lost.text
@@ -132,14 +132,14 @@ def test_identical_features_need_nothing() -> None:
     assert "The features agree" in findings
 
 
-KNN, PROBE = Witness("knn", 60, 55, 65), Witness("probe", 90, 88, 92)
+WITNESSES = {"knn": Estimate(60, 55, 65), "probe": Estimate(90, 88, 92)}
 N = 1000
 
 
 @pytest.mark.parametrize(
     ("shares_of", "options", "title", "words"),
     [
-        ((0.95, 0.5, 0.7), {"witnesses": (KNN, PROBE)}, "Not all of it is lost", "saw labels (probe)"),
+        ((0.95, 0.5, 0.7), {"witnesses": WITNESSES}, "Not all of it is lost", "saw labels (probe)"),
         ((0.95, 0.5, 0.7), {}, "Partly misaligned", "44 % of the loss"),
         ((0.9, 0.6, 0.4), {}, "Not a matter of alignment", "makes it worse by 20.0 points"),
         ((0.9, 0.6, 0.6), {}, "Not a matter of alignment", "wins nothing back for certain"),

@@ -105,14 +105,14 @@ def test_protocols_that_differ_in_options_support_or_access_alone(toy: Toy) -> N
     transductive = replace(ALIGNED, access="transductive")
     protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, support="val"), transductive]
     rows = lines(item.record for item in scored(toy, [average(toy)], protocols))
-    titles = [line.title for line in rows]
+    titles = [line.way.title for line in rows]
     assert titles == [*(f"aligned-c, epochs={text}" for text in ("2", "3", "2, from val", "2")), "joint"]
-    assert [line.access for line in rows] == [*["inductive"] * 3, "transductive", "data-free"]
+    assert [line.way.access for line in rows] == [*["inductive"] * 3, "transductive", "data-free"]
     assert all(set(line.values) == set(toy.tasks) for line in rows)
     # What a model has seen stays with it, and its protocols are still apart.
     rows = lines(item.record for item in scored(toy, [average(toy, access="transductive")], [ALIGNED, transductive]))
-    assert {line.access for line in rows} == {"transductive"}
-    assert [line.title for line in rows][:2] == ["aligned-c, epochs=2, from train", "aligned-c, epochs=2"]
+    assert {line.way.access for line in rows} == {"transductive"}
+    assert [line.way.title for line in rows][:2] == ["aligned-c, epochs=2, from train", "aligned-c, epochs=2"]
 
 
 def test_the_same_protocol_twice(toy: Toy) -> None:

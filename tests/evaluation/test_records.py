@@ -150,14 +150,14 @@ def test_mean_spread_and_worst_seed() -> None:
     assert line.worst_seed == pytest.approx(40)
     assert line.spread == pytest.approx(10)
     assert line.seeds == 3
-    assert line.title == "knn, 5/class"
+    assert line.way.title == "knn, 5/class"
     # Two tasks, each 3 points down and 4 points up: sqrt(9 + 9) / 2 and sqrt(16 + 16) / 2
     assert (line.low, line.high) == pytest.approx((50 - 18**0.5 / 2, 50 + 32**0.5 / 2))
     (alone,) = lines([record("a", 0.5)])
     assert (alone.low, alone.high) == pytest.approx((47, 54))
     (line,) = lines([record("a", 0.25, shots=0.1), record("b", 0.75, shots=0.1)])
     assert (line.mean, line.worst_seed, line.spread, line.seeds) == (50, 50, None, 1)
-    assert line.title == "knn, 10%"
+    assert line.way.title == "knn, 10%"
 
 
 def test_what_makes_another_line() -> None:

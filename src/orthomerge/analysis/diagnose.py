@@ -6,7 +6,7 @@ sample of inputs, drawn from one seed, and figures that were left out, with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from orthomerge.analysis.recorded import (
     shots_figure,
 )
 from orthomerge.analysis.recovery import HitsByTask
-from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
@@ -92,6 +92,10 @@ def diagnose(
     correct = _by_name({name: comparison.hits for name, comparison in comparisons.items()})
     if experts.has_base:
         correct["base"] = _base_hits(setting)
+    witnesses = recorded_witnesses(records, tuple(tasks), model=model.digest)
+    if "probe" in correct:
+        fewest = min(comparison.probed for comparison in comparisons.values())
+        witnesses[f"linear probe, {fewest} inputs"] = mean_accuracy(list(correct["probe"].values()))
     readings = _by_name({name: comparison.readings for name, comparison in comparisons.items()})
     case = Case(
         model.title,
@@ -102,10 +106,7 @@ def diagnose(
         base=recorded_base(records, tuple(tasks)),
         free=not find_aligner(detail.aligner).extra,
         access=model.origin.access,
-        witnesses=(
-            *recorded_witnesses(records, tuple(tasks), model=model.digest),
-            *_probe(correct, comparisons.values()),
-        ),
+        witnesses=witnesses,
         conflict=conflict,
         scales={} if search is None else search.means,
         scale=_scale_of(model),
@@ -200,13 +201,6 @@ def _base_hits(setting: _Setting) -> HitsByTask:
         correct[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])
     return correct
-
-
-def _probe(hits: Mapping[str, HitsByTask], comparisons: Iterable[TaskComparison]) -> tuple[Witness, ...]:
-    if "probe" not in hits:
-        return ()
-    name = f"linear probe, {min(comparison.probed for comparison in comparisons)} inputs"
-    return (Witness(name, *mean_accuracy(list(hits["probe"].values()))),)
 
 
 def _scale_of(model: Model) -> float | None:

@@ -30,7 +30,7 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.detail import Detail, chosen_inputs
 from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.geometry import SHOWN, Geometry
-from orthomerge.analysis.recovery import Hits, HitsByTask
+from orthomerge.analysis.recovery import Estimate, Hits, HitsByTask
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.evaluation.probe import Probe
@@ -212,16 +212,17 @@ def accuracy_figure(hits: Mapping[str, HitsByTask]) -> Bars:
     )
 
 
-def mean_accuracy(parts: Sequence[Hits]) -> tuple[float, float, float]:
+def mean_accuracy(parts: Sequence[Hits]) -> Estimate:
     """Return the mean accuracy over tasks in percent, with its interval."""
     scores = [Score(float(part.mean()), *wilson(int(part.sum()), len(part)), len(part)) for part in parts]
     middle, low, high = mean_interval(scores)
-    return 100 * middle, 100 * max(0.0, low), 100 * min(1.0, high)
+    return Estimate(100 * middle, 100 * max(0.0, low), 100 * min(1.0, high))
 
 
 def _intervals(name: str, groups: Sequence[Sequence[Hits]]) -> Series:
-    values, low, high = zip(*map(mean_accuracy, groups), strict=True)
-    return Series(name, values, low, high)
+    means = [mean_accuracy(parts) for parts in groups]
+    low, high = tuple(mean.low for mean in means), tuple(mean.high for mean in means)
+    return Series(name, tuple(mean.value for mean in means), low, high)
 
 
 def _bars(key: str, title: str, caption: str, unit: str, values: Mapping[str, float]) -> Bars:

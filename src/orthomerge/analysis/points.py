@@ -139,10 +139,8 @@ def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
 
 
 def _uri(image: Any, side: int, colours: int) -> str:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise RecipeError("showing pictures needs Pillow: pip install 'orthomerge[models]'") from error
+    from PIL import Image
+
     pixels = np.asarray(image)
     picture = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     if max(picture.size) > side:

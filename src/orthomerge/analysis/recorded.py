@@ -16,7 +16,7 @@ from typing import Any
 
 from orthomerge.analysis.conflict import in_order, layer_of
 from orthomerge.analysis.figures import Bars, Curve, Heat, Lines, Series
-from orthomerge.analysis.verdict import Witness
+from orthomerge.analysis.recovery import Estimate
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.evaluation.tables import Line, lines
@@ -29,13 +29,13 @@ _LOSSES = {
 }
 
 
-def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model: str) -> tuple[Witness, ...]:
+def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model: str) -> dict[str, Estimate]:
     """Return inductive scores of protocols with labels, on all tasks, for the model with the digest `model`."""
-    return tuple(
-        Witness(line.title, line.mean, line.low, line.high)
+    return {
+        line.way.title: Estimate(line.mean, line.low, line.high)
         for line in lines(record for record in records if record.inputs.get("model") == model)
-        if line.protocol in _WITH_LABELS and line.access == "inductive" and set(line.values) == set(tasks)
-    )
+        if line.way.protocol in _WITH_LABELS and line.way.access == "inductive" and set(line.values) == set(tasks)
+    }
 
 
 def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
@@ -46,7 +46,7 @@ def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
 
 
 def recorded_base(records: Sequence[Record], tasks: Sequence[str]) -> float | None:
-    base = (line for line in lines(records) if line.method == "base" and line.title == "current")
+    base = (line for line in lines(records) if line.method == "base" and line.way.title == "current")
     return next((line.mean for line in base if set(line.values) == set(tasks)), None)
 
 
@@ -72,8 +72,8 @@ def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
     if len({count for curve in curves for count in curve.x}) < 2:
         return None
     all_inputs = (line for line in rows if line.method == method and line.way in groups)
-    levels = {f"{line.title}, all inputs ({line.access})": line for line in all_inputs}
-    current = {line.method: line for line in reversed(rows) if line.title == "current"}
+    levels = {f"{line.way.title}, all inputs ({line.way.access})": line for line in all_inputs}
+    current = {line.method: line for line in reversed(rows) if line.way.title == "current"}
     levels |= {name: current[model] for name, model in (("as it is", method), ("expert", "expert")) if model in current}
     ends = (min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves))
     curves += [Curve(name, ends, (line.mean, line.mean)) for name, line in levels.items()]

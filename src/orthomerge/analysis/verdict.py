@@ -14,7 +14,7 @@ from statistics import fmean
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
-from orthomerge.analysis.recovery import HitsByTask, Recovery, difference, recovery
+from orthomerge.analysis.recovery import Estimate, HitsByTask, Recovery, difference, recovery
 from orthomerge.core.errors import some
 from orthomerge.data.task import Access
 
@@ -24,23 +24,14 @@ _FEW = 25.0  # inputs per class below which an aligner may lack data
 
 
 @dataclass(frozen=True)
-class Witness:
-    """Another classifier of the merged features, fitted with labels: mean accuracy in percent with its interval."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Case:
     """Evidence of a verdict: hits on test inputs by classifier, readings by family, each by task in the same order.
 
     `hits`: of expert, merged, aligned, and base (with the experts' heads) if known; `base`: else its mean accuracy in
     percent. `per_class`: the fewest inputs per class that the aligner was fitted to. `free`: whether it adds no
     parameter. `access`: of the inputs that the merge was fitted to. `scales`: score by scale; `scale`: that of the
-    merge. `commands`: command lines to suggest: `align` (writes a model), `score` (makes a table), `refit`, `probe`.
+    merge. `witnesses`: mean accuracies in percent of other classifiers of the merged features, fitted with labels, by
+    name. `commands`: command lines to suggest: `align` (writes a model), `score` (makes a table), `refit`, `probe`.
     """
 
     method: str
@@ -52,7 +43,7 @@ class Case:
     base: float | None = None
     free: bool = True
     access: Access = "data-free"
-    witnesses: tuple[Witness, ...] = ()
+    witnesses: Mapping[str, Estimate] = field(default_factory=dict)
     conflict: Conflict | None = None
     scales: Mapping[float, float] = field(default_factory=dict)
     scale: float | None = None
@@ -127,18 +118,18 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
         text = f"Between the aligned merge and the experts no difference is certain ({left})."
         return Finding("Nothing certain remains", text, numbers)
     text = f"{left} remain between the aligned merge and the experts. "
-    best = max(case.witnesses, key=lambda witness: witness.mean, default=None)
-    if best is not None:
+    if case.witnesses:
         aligned = case.mean("aligned")
-        numbers |= {witness.name: witness.mean for witness in case.witnesses}
+        numbers |= {name: witness.value for name, witness in case.witnesses.items()}
+        name, best = max(case.witnesses.items(), key=lambda item: item[1].value)
         text += (
-            f"A second witness, which saw labels ({best.name}), reads {best.mean:.1f} % ({best.low:.1f} to "
-            f"{best.high:.1f}) off the same features: "
+            f"A second witness, which saw labels ({name}), reads {best.value:.1f} % ({best.interval()}) off the same "
+            "features: "
         )
         if best.low > aligned:
             text += "the classes are more separated than the aligner could tell; a better reading may win more."
             return Finding("Not all of it is lost", text, numbers)
-        text += f"{'no more' if best.mean <= aligned else 'not for certain more'} than the aligner does. "
+        text += f"{'no more' if best.value <= aligned else 'not for certain more'} than the aligner does. "
     if case.per_class < _FEW:
         text += (
             f"With {case.per_class:.0f} inputs per class the aligner may also have seen too few: it is lost "

@@ -26,13 +26,16 @@ from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
 from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.model import Model
 
+_Rows = torch.Tensor | None  # of the support inputs; None for all
+
 
 @dataclass(frozen=True)
 class Answer:
-    """Predicted classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
+    """Predicted and true classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
 
     seed: int
     predicted: torch.Tensor
+    truth: torch.Tensor
     extra: int
 
 
@@ -53,10 +56,10 @@ def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, t
             predicted = predict(classifier, test.values, kind)
         if uses_test_labels:
             predicted[rows] = UNSCORED
-        yield Answer(seed, predicted, extra_numbers(classifier))
+        yield Answer(seed, predicted, encoded.labels(task, "test"), extra_numbers(classifier))
 
 
-def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[tuple[int, torch.Tensor | None]]:
+def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[tuple[int, _Rows]]:
     """Yield seed and support rows (None: all) per draw; one draw without support. Shots are per class."""
     if not protocol.needs:
         yield protocol.first, None
@@ -76,12 +79,7 @@ def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[tuple[int, torch
 
 
 def gather(
-    protocol: EvaluationProtocol,
-    encoded: EncodedTasks,
-    model: Model,
-    task: str,
-    seed: int = 0,
-    rows: torch.Tensor | None = None,
+    protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, seed: int = 0, rows: _Rows = None
 ) -> Evidence:
     """Gather the evidence of one draw: only what the protocol declares in `needs`."""
     needs, classifier = protocol.needs, encoded.classifier(model, task)
@@ -107,12 +105,10 @@ def extra_numbers(classifier: Classifier) -> int:
     return sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
 
 
-def joint_predictions(
-    encoded: EncodedTasks, models: Mapping[str, Model]
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield each task with predicted and true classes [n] of its test inputs, in the joint label space of `models`."""
+def joint_answers(encoded: EncodedTasks, models: Mapping[str, Model]) -> Iterator[tuple[str, Answer]]:
+    """Yield one answer per task, in the joint label space of `models`."""
     classifiers = {task: encoded.classifier(model, task) for task, model in models.items()}
-    start = 0
+    extra, start = sum(map(extra_numbers, classifiers.values())), 0
     for task, model in models.items():
         head = head_of(classifiers[task])
         logits = [
@@ -120,5 +116,5 @@ def joint_predictions(
             for classifier in classifiers.values()
         ]
         predicted = head_kind(head.kind).choices(torch.cat(logits, 1)).cpu()
-        yield task, predicted, encoded.labels(task, "test") + start
+        yield task, Answer(0, predicted, encoded.labels(task, "test") + start, extra)
         start += len(head.labels)

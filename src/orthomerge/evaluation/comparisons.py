@@ -93,9 +93,8 @@ def compare_records(
     comparisons: list[Comparison] = []
     for way, rows in _rows_by_way(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
-        pairs = {
-            name: _paired_hits(predictions, row, rows[reference]) for name, row in rows.items() if name != reference
-        }
+        best = rows.pop(reference)
+        pairs = {name: _paired_hits(predictions, row, best) for name, row in rows.items()}
         comparisons += _compare(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
     return comparisons
 
@@ -190,8 +189,15 @@ def _compare(way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]],
         equivalence = tost(difference, margin=margin, alpha=_ALPHA)
         significant = {task: gap.estimate for task, gap in tasks.items() if gap.adjusted < _ALPHA}
         yield Comparison(
-            *(name, reference, way, seeds, difference, adjusted[name], equivalence, equivalence.comparable),
-            tasks=tasks,
+            name,
+            reference,
+            way,
+            seeds,
+            difference,
+            adjusted[name],
+            equivalence,
+            equivalence.comparable,
+            tasks,
             better=tuple(task for task, estimate in significant.items() if estimate > 0),
             worse=tuple(task for task, estimate in significant.items() if estimate < 0),
             verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),

@@ -15,7 +15,7 @@ from orthomerge.core.checks import positive
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Access, Split, Task
-from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_predictions
+from orthomerge.evaluation.answers import Answer, answers, draws, joint_answers
 from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, counted
@@ -82,7 +82,6 @@ def score(
     scored = list(evaluate(subjects, protocols, encoded, suite=suite))
     records = [item.record for item in scored]
     predictions = {str(item.record.predictions): item.predictions for item in scored}
-
     comparisons = compare_records(records, predictions, against=against, margin=margin)
     return Scores(records, comparisons, contamination_notes(encoded), predictions)
 
@@ -104,14 +103,15 @@ def evaluate(
         for task, model in subject.models.items():
             for split in splits:
                 encoded.features(model, task, split)
-        for task, model in subject.models.items():
-            truth = encoded.labels(task, "test")
-            for protocol in own_protocols:
-                way = protocol.way(subject.access)
-                for answer in answers(protocol, encoded, model, task):
-                    yield _scored(subject, task, way, protocol.options, answer, truth, suite)
+        for (task, model), protocol in product(subject.models.items(), own_protocols):
+            for answer in answers(protocol, encoded, model, task):
+                yield _scored(subject, task, protocol.way(subject.access), protocol.options, answer, suite)
         if len(subject.models) > 1 and len({model.digest for model in subject.models.values()}) == 1:
-            yield from _joint(encoded, subject, suite)
+            # Tasks in the order of the data, so that the joint label space is the same for all subjects.
+            models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
+            way = Way("joint", (), None, subject.access, None, None)
+            for task, answer in joint_answers(encoded, models):
+                yield _scored(subject, task, way, {}, answer, suite)
 
 
 def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol], encoded: EncodedTasks) -> None:
@@ -139,28 +139,13 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
             next(draws(protocol, encoded.tasks[task]))
 
 
-def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
-    # Tasks in the order of the data, so that the joint label space is the same for all subjects.
-    models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
-    extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
-    way = Way("joint", (), None, subject.access, None, None)
-    for task, predicted, truth in joint_predictions(encoded, models):
-        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), truth, suite)
-
-
 def _scored(
-    subject: Subject,
-    task: str,
-    way: Way,
-    options: Mapping[str, Any],
-    answer: Answer,
-    truth: torch.Tensor,
-    suite: str | None,
+    subject: Subject, task: str, way: Way, options: Mapping[str, Any], answer: Answer, suite: str | None
 ) -> Scored:
     model = subject.models[task]
     kind, scored = head_of(model.head(task)).kind, answer.predicted != UNSCORED
-    score = counted(answer.predicted[scored], truth[scored], kind)
-    predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
+    score = counted(answer.predicted[scored], answer.truth[scored], kind)
+    predictions = Predictions(*(part.numpy().astype(np.int32) for part in (answer.predicted, answer.truth)))
     record = Record(
         task=task,
         method=subject.name,
@@ -179,7 +164,7 @@ def _scored(
 
 def contamination_notes(encoded: EncodedTasks) -> list[str]:
     """Warn about test inputs that are also training inputs, and experts that are much better on test than on val."""
-    notes = [note for name, task in encoded.tasks.items() for note in _shared_inputs_notes(name, task)]
+    notes = [note for task in encoded.tasks.values() for note in _shared_inputs_notes(task)]
     for task, expert in encoded.teachers.items():
         encoded.keep([expert])
         splits = encoded.tasks[task].splits if task in encoded.tasks else {}
@@ -196,7 +181,7 @@ def contamination_notes(encoded: EncodedTasks) -> list[str]:
     return notes
 
 
-def _shared_inputs_notes(name: str, task: Task) -> Iterator[str]:
+def _shared_inputs_notes(task: Task) -> Iterator[str]:
     """Warn if many test inputs are also inputs for training or validation; files on disk are not compared."""
     parts = {split: part.inputs for split, part in task.splits.items()}
     if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
@@ -205,7 +190,7 @@ def _shared_inputs_notes(name: str, task: Task) -> Iterator[str]:
     count = sum(_content(item) in fitted for item in parts["test"])
     if count and count >= _MANY_SHARED * len(parts["test"]):
         yield (
-            f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: "
+            f"{count} of {len(parts['test'])} test inputs of {task.name!r} are among those for training or validation: "
             "models may have been fitted to them; take them out of one split"
         )
 

@@ -28,7 +28,7 @@ from orthomerge.models.encoding import Encoding, extract
 from orthomerge.models.experts import Experts
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
-from orthomerge.models.heads import Extra, Head, head_kind, head_of
+from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import Skeleton
@@ -175,8 +175,6 @@ def search_scale(
     `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
     accuracy if all validation inputs have labels.
     """
-    if not grid:
-        raise RecipeError("a search over scales needs at least one scale; give a grid")
     if "scale" not in schema(maker_of(find_method(method))):
         raise RecipeError(f"{method!r} has no 'scale' to search; merge without a search")
     labels = {task: head.labels for task, head in experts.heads.items()}
@@ -189,7 +187,7 @@ def search_scale(
     teachers = {task: experts.teacher(task) for task in tasks}
     span, encoded = span_of(*ends), EncodedTasks(tasks, teachers, encoding or Encoding())
     curve: dict[float, dict[str, float]] = {}
-    for scale in map(float, grid):
+    for scale in scales(grid)[1:]:
         curve[scale] = {task: _criterion_value(span, scale, experts, encoded, task, criterion) for task in tasks}
         progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
@@ -205,14 +203,9 @@ def _criterion_value(
     span: Span, scale: float, experts: Experts, encoded: EncodedTasks, task: str, criterion: Criterion
 ) -> float:
     """Return accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
-    head = experts.heads[task]
-    kind, features = head_of(head).kind, span.features((scale,), encoded, task, "val", head)
-    predicted = predict(head, features.values, kind)
-    expert = encoded.predictions(encoded.teacher(task), task, "val")
-    if criterion == "agreement":
-        return 100 * float((predicted == expert).float().mean())
-    if features.labels is None:
-        raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    truth = features.labels
-    accuracy, best = (head_kind(kind).right(choices, truth).float().mean() for choices in (predicted, expert))
-    return 100 * float(accuracy) / max(float(best), 1e-9)
+    head, expert = experts.heads[task], encoded.teacher(task)
+    if criterion == "accuracy":
+        best = encoded.score(expert, task, "val").value
+        return 100 * span.score((scale,), encoded, task, "val", head).value / max(best, 1e-9)
+    predicted = predict(head, span.features((scale,), encoded, task, "val", head).values, head_of(head).kind)
+    return 100 * float((predicted == encoded.predictions(expert, task, "val")).float().mean())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 
-from orthomerge.core.table import Cell, Table, number, span
+from orthomerge.core.table import Cell, Table, Value, number, span
 from orthomerge.data.task import Access
 from orthomerge.evaluation.metrics import Score, mean_interval
 from orthomerge.evaluation.records import Record, Way
@@ -49,18 +49,6 @@ class Line:
     @property
     def values(self) -> dict[str, float]:
         return {task: score.value for task, score in self.scores.items()}
-
-    @property
-    def protocol(self) -> str:
-        return self.way.protocol
-
-    @property
-    def access(self) -> Access:
-        return self.way.access
-
-    @property
-    def title(self) -> str:
-        return self.way.title
 
     @property
     def mark(self) -> str:
@@ -116,7 +104,7 @@ def lines(records: Iterable[Record]) -> list[Line]:
 def accuracy_tables(records: Sequence[Record]) -> list[Table]:
     """Make one table per access class that occurs, data-free and inductive first."""
     tasks, rows = list(dict.fromkeys(record.task for record in records)), lines(records)
-    groups = ((title, [row for row in rows if row.access == access]) for access, title in TITLES.items())
+    groups = ((title, [row for row in rows if row.way.access == access]) for access, title in TITLES.items())
     return [accuracy_table(title, group, tasks) for title, group in groups if group]
 
 
@@ -127,10 +115,10 @@ def accuracy_table(
     columns, compared = columns_of(rows, extra=extra), any(row.verdict for row in rows)
     reference = ["ref."] if compared else []
     names = ["method", "protocol", *tasks, "mean", "95 %", *reference, *(column.name for column in columns)]
-    cells = [
+    cells: list[list[Cell | Value]] = [
         [
             row.method,
-            row.title,
+            row.way.title,
             *(number(row.values.get(task)) for task in tasks),
             number(row.mean, best=row.best),
             span(row.low, row.high),

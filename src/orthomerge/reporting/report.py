@@ -198,7 +198,7 @@ def _plate(drawn: DrawnFigure, prefix: str) -> dict[str, Any]:
 
 def _floor(boards: Sequence[Board]) -> float:
     """Return the start of the axis of intervals: below all rows but those of a joint label space."""
-    lows = [row.low for board in boards for row in board.rows if row.protocol != "joint"]
+    lows = [row.low for board in boards for row in board.rows if row.way.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
 
 

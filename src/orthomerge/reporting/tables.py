@@ -54,7 +54,7 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
     tables = []
     for access in _ORDER:
         # Accuracies in a joint label space cannot be compared with others, so these rows are last.
-        group = sorted((row for row in rows if row.access == access), key=lambda row: row.protocol == "joint")
+        group = sorted((row for row in rows if row.way.access == access), key=lambda row: row.way.protocol == "joint")
         if group:
             margins = {item.equivalence.margin for item in comparisons if item.way.access == access}
             margin = margins.pop() if len(margins) == 1 else None
@@ -64,7 +64,7 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
 
 def _with_best(rows: Sequence[Line]) -> tuple[Line, ...]:
     """Mark the best mean of merges that need nothing beyond encoder and heads, on the most tasks; no probes."""
-    merges = [row for row in rows if not row.extra and row.method not in REFERENCES and row.protocol != "probe"]
+    merges = [row for row in rows if not row.extra and row.method not in REFERENCES and row.way.protocol != "probe"]
     best = max(merges, key=lambda row: (len(row.scores), row.mean), default=None)
     return tuple(replace(row, best=row is best) for row in rows)
 
@@ -95,7 +95,7 @@ def board_csv(board: Board) -> str:
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
     rows: list[list[Value]] = []
     for row in board.rows:
-        cells: list[Value] = [row.access, row.method, row.title]
+        cells: list[Value] = [row.way.access, row.method, row.way.title]
         cells += [row.values.get(task) for task in board.tasks]
         cells += [row.mean, row.low, row.high, row.verdict, row.against]
         cells += [column.value(row) for column in COLUMNS]
@@ -132,7 +132,7 @@ class Summary:
 def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
     """Describe a run in one sentence. `method`: the merge to describe, by default the best aligned one."""
     lines, tasks = [row for board in boards for row in board.rows], boards[0].tasks
-    current = {line.method: line for line in reversed(lines) if line.protocol == "current" and not line.way.aligner}
+    current = {line.method: line for line in reversed(lines) if line.way.protocol == "current" and not line.way.aligner}
     merges = {name: line for name, line in current.items() if name not in REFERENCES}
     expert, aligned = current.get("expert"), _best_aligned([line for line in lines if line.method in merges], method)
     merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(merges.values())
@@ -158,10 +158,12 @@ def summary_bars(summary: Summary) -> Bars | None:
 def _best_aligned(lines: Sequence[Line], method: str | None) -> Line | None:
     """Return the best merge aligned without labels; transductive ones only if there are no others."""
     aligned = [
-        line for line in lines if line.protocol == "aligned-c" or (line.way.aligner and line.protocol != "joint")
+        line
+        for line in lines
+        if line.way.protocol == "aligned-c" or (line.way.aligner and line.way.protocol != "joint")
     ]
     aligned = [line for line in aligned if line.method == method] or aligned
-    return _best([line for line in aligned if line.access == "inductive"]) or _best(aligned)
+    return _best([line for line in aligned if line.way.access == "inductive"]) or _best(aligned)
 
 
 def _best(lines: Iterable[Line]) -> Line | None:
@@ -184,7 +186,7 @@ def _sentence(expert: Line | None, merged: Line | None, aligned: Line | None, ta
             text += f": {100 * min(share, 1):.0f} % of what merging had lost is recovered"
         if aligned.extra == 0:
             text += ", without a single new parameter"
-        if aligned.access == "transductive":
+        if aligned.way.access == "transductive":
             text += " (aligned on the test inputs themselves)"
         parts.append(f"{text}.")
     return " ".join(parts) or f"Accuracy {over}."

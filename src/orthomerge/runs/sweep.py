@@ -134,7 +134,7 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
         line.method: line.mean
         for line in lines(records)
         if line.method in REFERENCES
-        and (line.protocol, line.way.aligner) == ("current", None)
+        and (line.way.protocol, line.way.aligner) == ("current", None)
         and (line.method, line.way) not in failed
     }
     return Swept(len(cells), rows, best_of(rows), failures, references)
