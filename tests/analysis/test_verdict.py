@@ -20,13 +20,11 @@ from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading, TaskComparison, compare_task
 from orthomerge.analysis.recovery import Estimate, difference, recovery
 from orthomerge.analysis.verdict import Case, verdict
-from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
-from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output
 from orthomerge.testing.toys import linear_head, random, rotation
 
@@ -259,28 +257,16 @@ def test_a_saved_model_needs_its_data_only(berts: Path) -> None:
     )
 
 
-def test_a_new_merge_opens_its_experts_in_the_same_way(
-    berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "two.csv").write_text("text\n" + "a good film\nbad\nit was not very good\nnot a film\n" * 4)
-    experts = open_experts(
-        {"two": berts / "two"}, base=berts / "base", pooling="mean", missing="base", ignore=["bert.no.*"]
-    )
-    merge(experts, "task_arithmetic").save(tmp_path / "out")
-    data = {"two": str(tmp_path / "two.csv")}
-    command = suggested_commands(str(tmp_path / "out"), data, experts)["refit"]
-    assert "--set pooling=mean --set 'ignore=[\"bert.no.*\"]' --set missing=base" in command
+def test_the_suggested_merge_is_made(berts: Path, tables: Path, tmp_path: Path) -> None:
+    experts = open_experts({"two": berts / "two"}, base=berts / "base")
+    command = suggested_commands(str(tmp_path / "out"), {"two": str(tables / "two.csv")}, experts)["refit"]
     quick = ["--set", "steps=2", "--set", "copies=0", "--set", "batch=4", "--device", "cpu", "-q"]
     result = CliRunner().invoke(app, [*shlex.split(command)[1:], *quick])
     assert result.exception is None, repr(result.exception)
     assert is_output(tmp_path / "out-realigned")
-    opening = read_manifest(tmp_path / "out-realigned")["opening"]
-    assert (opening["pooling"], opening["missing"], opening["ignore"]) == ("mean", "base", ["bert.no.*"])
 
 
-def test_what_a_command_line_cannot_say_is_not_suggested(berts: Path) -> None:
-    named = open_experts({"two": berts / "two"}, base=berts / "base", labels={"two": ["no", "yes"]})
-    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, named)
-    without = open_experts({"two": berts / "two"})
-    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, without)
+@pytest.mark.parametrize("options", [{"labels": {"two": ["no", "yes"]}}, {"pooling": "mean"}, {"base": None}])
+def test_paths_that_do_not_say_how_experts_are_opened(berts: Path, options: dict[str, Any]) -> None:
+    experts = open_experts({"two": berts / "two"}, **{"base": berts / "base", **options})
+    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, experts)

@@ -39,9 +39,7 @@ def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model
 
 
 def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
-    """Return the name of a model in the records: `name` if it occurs, else that of the model with its digest."""
-    if any(record.method == name for record in records):
-        return name
+    """Return the name in the records of the model with the digest `model`, or `name`."""
     return next((record.method for record in records if record.inputs.get("model") == model), name)
 
 
