@@ -9,6 +9,7 @@ their own numbers is loaded once, and the location of each number gives the mapp
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,9 +90,13 @@ class Skeleton:
 
     module: torch.nn.Module
     names: Mapping[str, str]
-    family: Family
-    config: Mapping[str, Any]
-    specs: Mapping[str, Spec]
+
+    @classmethod
+    def of(cls, family: Family, config: Mapping[str, Any], tensors: Tensors) -> Skeleton:
+        """Build the module of these tensors and fill it with them."""
+        skeleton = cls.build(family, config, tensors.specs)
+        skeleton.fill(tensors)
+        return skeleton
 
     @classmethod
     def build(cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
@@ -105,7 +110,7 @@ class Skeleton:
         names = _module_names(family, module, tags)
         dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
         module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # exact for all
-        return cls(module.eval(), names, family, config, specs)
+        return cls(module.eval(), names)
 
     def fill(self, tensors: Tensors) -> None:
         """Copy a stream of tensors into the module."""
@@ -113,14 +118,14 @@ class Skeleton:
 
         state = self.module.state_dict()
         targets = {key: state[name].view(-1) for key, name in self.names.items()}
-        filled = dict.fromkeys(self.specs, 0)
+        filled = Counter[str]()
         with torch.no_grad():
             for key, block in tensors.blocks():
-                start, flat = filled[key], block.reshape(-1)
+                start = filled[key]
+                filled[key] += block.numel()
                 if key in targets:
-                    targets[key][start : start + len(flat)].copy_(flat)
-                filled[key] = start + len(flat)
-        incomplete = [key for key, spec in self.specs.items() if filled[key] != spec.numel]
+                    targets[key][start : filled[key]].copy_(block.reshape(-1))
+        incomplete = [key for key, target in targets.items() if filled[key] != target.numel()]
         if incomplete:
             raise AssertionError(f"the stream ended before {some(incomplete)} was complete")
 
