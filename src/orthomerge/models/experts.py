@@ -27,7 +27,6 @@ class Experts(Opened):
 
     @cached_property
     def sources(self) -> dict[str, Model]:
-        """All experts as models with their own weights and heads, by task."""
         origin = Origin({"method": {"name": "expert", "parameters": {}}})
         return {task: self.model(self.tensors(task), {task: self.heads[task]}, origin) for task in self.tasks}
 
@@ -91,7 +90,6 @@ def _path_of(model: Model, task: str, named: Any, *, needed: bool = True) -> str
 
 
 def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
-    """Check by hash that base and experts are those that the model was made from."""
     for task, checkpoint in experts.checkpoints().items():
         entry = inputs["experts"].get(task) if task else inputs["base"]
         if entry is None or not (task or experts.has_base):

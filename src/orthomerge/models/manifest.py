@@ -77,7 +77,6 @@ _LOCAL_SHAPE = {"places": {"*": {"absolute": str, "relative?": str}}, "inputs": 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read and check the manifest of an output folder."""
     path = folder / MANIFEST
     try:
         present = path.is_file()

@@ -64,7 +64,6 @@ class Encoder:
         return tangent(self.family, self.config, self.start, self.tensors, pooling)
 
     def module(self) -> torch.nn.Module:
-        """Build a new module with these weights, in eval mode, on the CPU."""
         if self.start is not None:
             raise RecipeError(
                 "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
@@ -89,7 +88,6 @@ def loaded(encoder: Encoder) -> Skeleton:
 
 
 def release(encoder: Encoder) -> None:
-    """Release the module of an encoder."""
     _loaded.pop(encoder, None)
 
 
@@ -143,7 +141,6 @@ class ModelData:
 
     @property
     def digest(self) -> str:
-        """Hash of the encoder's content."""
         return self.encoder.digest
 
     @property

@@ -21,8 +21,6 @@ from orthomerge.models.tensors import spec_of
 Named = Mapping[str, Any] | Sequence[str | Path]
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-# Files of an output beside the folders of its tasks.
-_RESERVED = ("readme.md", "orthomerge.json", "orthomerge.local.json")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -154,14 +152,11 @@ def reference(role: str, value: object) -> str:
 
 
 def check_task_names(tasks: Mapping[str, object]) -> None:
-    """Refuse task names that cannot be names of folders."""
     if not tasks:
         raise RecipeError("'experts' is empty; name at least one")
     for task in tasks:
         if not _TASK.fullmatch(task):
             raise RecipeError(f"{task!r} cannot name an expert and its folder; use letters, digits and _ . + -")
-        if task.casefold() in _RESERVED:
-            raise RecipeError(f"{task!r} cannot name an expert: every output has a file of that name; rename it")
     if len({task.casefold() for task in tasks}) < len(tasks):
         raise RecipeError("two experts have names that differ in case only, the same to some file systems; rename one")
 

@@ -30,8 +30,6 @@ _PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens that cost as much as the overhe
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs of one source with their processor."""
-
     examples: Examples
     processor: Processor
 
@@ -104,7 +102,6 @@ class Pool:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The first row of each part."""
         return list(accumulate((len(part.examples) for part in self.parts), initial=0))[:-1]
 
     def _process(self, rows: torch.Tensor) -> Batch:

@@ -52,17 +52,19 @@ KNOWN = frozenset(
 
 def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Reduce a checkpoint's config to that of its encoder, independent of heads and dtypes."""
-    inner = config.get("vision_config")
-    if family.modality == "image" and isinstance(inner, Mapping):  # CLIP: the encoder is the vision tower
-        shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
-        config = {**inner, **shared, "model_type": "clip_vision_model"}
+    if family.modality == "image" and isinstance(
+        config.get("vision_config"), Mapping
+    ):  # CLIP: the encoder is the vision tower
+        config = {**tower_config(config, "vision_config"), "model_type": "clip_vision_model"}
     return {key: value for key, value in config.items() if key in KNOWN}
 
 
-def with_tower(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Merge the config of one tower, if there is one, into the whole config."""
+def tower_config(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Select the config of one of CLIP's towers; the config itself if it has no such part."""
     inner = config.get(part)
-    return {**config, **inner} if isinstance(inner, Mapping) else config
+    if not isinstance(inner, Mapping):
+        return config
+    return {**inner, **{key: config[key] for key in ("model_type", "projection_dim") if key in config}}
 
 
 @contextmanager
@@ -93,7 +95,6 @@ class Skeleton:
 
     @classmethod
     def of(cls, family: Family, config: Mapping[str, Any], tensors: Tensors) -> Skeleton:
-        """Build the module of these tensors and fill it with them."""
         skeleton = cls.build(family, config, tensors.specs)
         skeleton.fill(tensors)
         return skeleton
@@ -113,7 +114,6 @@ class Skeleton:
         return cls(module.eval(), names)
 
     def fill(self, tensors: Tensors) -> None:
-        """Copy a stream of tensors into the module."""
         import torch
 
         state = self.module.state_dict()
