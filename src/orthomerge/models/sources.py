@@ -142,10 +142,10 @@ class Opened:
         self._add_notes(opened, base)
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
             self.problems += code_problem(f"{role} ({source.path})", source, self.opening.family)
-        parts = None
+        family = None
         with self._collecting("family"):
-            parts = self._compare(base, opened, _family_of(self.opening, base, opened))
-        return parts
+            family = _family_of(self.opening, base, opened)
+        return None if family is None else self._compare(base, opened, family)
 
     def _base(self, opened: Mapping[str, Checkpoint | Adapter]) -> Checkpoint | None:
         with self._collecting("base"):
