@@ -39,8 +39,8 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
     }
     if not headers:
         for file in source.files:
-            digest = hashlib.file_digest(RawFile(file.path).stream(), "sha256")
-            files[file.path.name]["sha256"] = digest.hexdigest()
+            with RawFile(file.path).stream() as stream:
+                files[file.path.name]["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
         document["non_finite"] = _non_finite(FileTensors({name: (stored, name) for name in specs}))
     return {**document, "tensors": _listed(specs)}
 
