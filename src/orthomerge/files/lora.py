@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.folders import contained
-from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
+from orthomerge.files.lora_options import CONFIG, WAY_OUT, Scale, flag, read_config
 from orthomerge.files.pickles import read_weights
 from orthomerge.files.raw_file import MemoryFile, RawFile
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
 _PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # elements of a product per step: they fit in the cache of a core
 
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
@@ -74,14 +73,9 @@ class Factors:
         columns = math.prod(self.shape[1:])
         first, last = start // columns, -(-stop // columns)
         left, right = self.pair()
-        left = left[first:last]
         product = torch.zeros((last - first, columns))
-        step = max(1, _BLOCK // columns)
-        for row in range(0, last - first, step):
-            block = product[row : row + step]
-            outer = torch.empty_like(block)
-            for k in range(len(right)):
-                block.add_(torch.mul(left[row : row + step, k : k + 1], right[k], out=outer))
+        for column, row in zip(left[first:last].T, right, strict=True):
+            product += torch.outer(column, row)
         return product.reshape(-1)[start - first * columns : stop - first * columns]
 
 
@@ -189,7 +183,7 @@ class _Reader:
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
         if (match or key.endswith((".weight", ".bias"))) and not is_float(entry.spec.dtype):
-            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {RETRAIN}")
+            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {WAY_OUT}")
         if match is None:
             self._whole.append((key, entry))
             return
@@ -203,7 +197,7 @@ class _Reader:
             if ".base_layer." in f".{module}.":
                 # peft 0.21.2 adds the product of `out_proj` twice, in training as in merging; others may not.
                 layer = module.split(".base_layer")[0]
-                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {MERGE}")
+                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {WAY_OUT}")
             if len(sides) == 1:
                 ((side, (key, _)),) = sides.items()
                 other = "B" if side == "A" else "A"
