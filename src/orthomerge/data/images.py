@@ -1,8 +1,7 @@
 """Read pictures: single files, folders per class (split/class/*.png or class/*.png), and arrays in one .npz.
 
 A picture is a uint8 array [H, W] or [H, W, 3], rotated by its EXIF tag, without transparency. Pictures in folders
-are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names;
-pickles inside are refused. The unpacked size is limited.
+are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Download checkpoints by hub id, `org/name[@revision]`, through huggingface_hub and its cache.
 
-The commit of a branch or tag is resolved once and returned, so that a run can record it. A path that exists
-is never looked up on the hub.
+The commit of a branch or tag is resolved once and returned, so that a run can record it.
 """
 
 from __future__ import annotations
@@ -48,13 +47,15 @@ def fetch(reference: str) -> tuple[Path, str]:
     from huggingface_hub import constants
 
     name, _, revision = reference.partition("@")
+    revision = revision or constants.DEFAULT_REVISION
     try:
-        download = _cached if constants.HF_HUB_OFFLINE else _online
-        folder = download(name, revision or constants.DEFAULT_REVISION)
+        # In the cache, missing weights are reported when the folder is opened.
+        offline = constants.HF_HUB_OFFLINE
+        folder = _snapshot(name, revision, [], local=True) if offline else _online(name, revision)
     except CheckpointError:
         raise
     except Exception as error:  # the hub's HTTP library has changed twice, and each has errors of its own
-        raise CheckpointError(_explain(error, reference, offline=bool(constants.HF_HUB_OFFLINE))) from error
+        raise CheckpointError(_explain(error, reference, offline=offline)) from error
     return folder, folder.name
 
 
@@ -66,8 +67,8 @@ def _online(name: str, revision: str) -> Path:
         info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT)
     except Exception:
         if _COMMIT.fullmatch(revision):  # it never changes: if the cache has all of it, the hub is not needed
-            with suppress(LocalEntryNotFoundError, CheckpointError):
-                return _cached(name, revision)
+            with suppress(LocalEntryNotFoundError):
+                return _snapshot(name, revision, [], local=True)
         raise
     files = [sibling.rfilename for sibling in info.siblings or ()]
     patterns = _weight_patterns(files)
@@ -78,14 +79,6 @@ def _online(name: str, revision: str) -> Path:
     if folder.name != info.sha:
         raise CheckpointError(f"{name}@{revision} changed while it was fetched; run the command again")
     return folder
-
-
-def _cached(name: str, revision: str) -> Path:
-    folder = _snapshot(name, revision, [], local=True)
-    patterns = _weight_patterns([path.name for path in folder.iterdir()])
-    if not patterns:
-        raise CheckpointError(_forbidden(f"{name}@{revision} is in the cache without its weights ({folder})", name))
-    return _snapshot(name, revision, patterns, local=True)  # fails if the cached list has a file that is missing
 
 
 def _snapshot(name: str, revision: str, weights: list[str], *, local: bool) -> Path:
@@ -99,7 +92,6 @@ def _snapshot(name: str, revision: str, weights: list[str], *, local: bool) -> P
 
 
 def _weight_patterns(files: list[str]) -> list[str]:
-    """Return the preferred patterns of weights that match any of the files."""
     names = [file for file in files if not any(fnmatchcase(file, pattern) for pattern in _NEVER)]
     for patterns in _WEIGHTS:
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
@@ -107,18 +99,14 @@ def _weight_patterns(files: list[str]) -> list[str]:
     return []
 
 
-def _forbidden(what: str, name: str) -> str:
-    return f"{what}, and HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
-
-
 def _explain(error: Exception, reference: str, *, offline: bool) -> str:
-    """Return the message for an error of the hub: what failed, and what to do."""
     from huggingface_hub import constants, errors
 
     name, _, revision = reference.partition("@")
     page = f"{constants.ENDPOINT}/{name}"
     if offline:
-        return _forbidden(f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it", name)
+        what = f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it"
+        return f"{what}, and HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
     if isinstance(error, errors.GatedRepoError):
         return f"{name!r} is gated: accept its terms at {page}, then log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):

@@ -2,8 +2,7 @@
 
 W' = W + s B A with A [r, in], B [out, r] and s = alpha / r (Hu et al. 2022, arXiv 2106.09685), or
 s = alpha / sqrt(r) when rank-stabilised (Kalajdzievski 2023, arXiv 2312.03732). Embeddings and Conv1D keep W
-transposed. Options of `adapter_config.json` mean what they mean in peft 0.21.2; those that could change the
-form W + s B A are refused.
+transposed. Options of `adapter_config.json` mean what they mean in peft 0.21.2.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class Factors:
 class Adapter:
     """An adapter folder as a task vector; names are those of the adapted model.
 
-    `replaced`: tensors that are stored whole (heads, trained biases, embeddings); if a name also has a product, the
-    product is added to them.
+    `replaced`: tensors that are stored whole; if a name also has a product, the product is added to them.
     """
 
     path: Path
@@ -178,7 +176,6 @@ class _Reader:
         return CheckpointError(f"{self._file}: {what}")
 
     def _add(self, key: str, entry: Entry) -> None:
-        """Add a tensor to the factors or to the whole tensors, by its name."""
         if not key.startswith(_PREFIX):
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
@@ -264,7 +261,6 @@ class _Reader:
 
 
 def _are_equal(one: Entry, other: Entry) -> bool:
-    """Return whether two small tensors have the same bits."""
     import torch
 
     if one.spec != other.spec:

@@ -96,7 +96,6 @@ def _open_weights(folder: Path) -> Checkpoint:
 
 
 def _open_shards(index: Path) -> Checkpoint:
-    """Open the shards of an index, which must list exactly the tensors in them."""
     document = read_json(index)
     names = document.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
@@ -124,7 +123,6 @@ def _open_shards(index: Path) -> Checkpoint:
 
 
 def _shard_path(index: Path, shard: str, suffix: str) -> Path:
-    """Return the path of a shard; it must be a plain file in the folder and format of the index."""
     if not is_plain_name(shard) or "/" in shard:
         raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
     if not shard.endswith(suffix):

@@ -1,8 +1,7 @@
 """State of an unfinished run, from which a killed run continues to the same result.
 
-The state is kept in a hidden folder with a marker beside the output, and removed when the run succeeds. Without the
-marker, nothing in the folder is read, replaced or removed. Only tensors, numbers and text are stored. A truncated file,
-or that of another run, is ignored: the run then starts from its beginning.
+It is kept in a hidden folder beside the output. Without our marker, nothing in the folder is read, replaced or removed.
+Only tensors, numbers and text are stored. A truncated file, or that of another run, is ignored.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class RunState:
         return state if isinstance(state, dict) and state.get("fingerprint") == self.fingerprint else None
 
     def _check(self) -> None:
-        """Refuse a folder with files of others."""
         if not self._has_marker() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
             raise OutputError(f"{self.folder} is needed for the state of the run, but has other files; move it away")
 

@@ -156,7 +156,6 @@ class Machine:
         self._push(make(maker, args))
 
     def _new_object(self, arguments: int) -> None:
-        """Pop arguments and a class; push an object of it."""
         *_, cls = [self._stack.pop() for _ in range(arguments + 1)]
         self._push(Object(cls))
 
