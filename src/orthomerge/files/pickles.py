@@ -210,12 +210,10 @@ def _entry(file: RawFile, name: str, tensor: Tensor, locate: Locate) -> Entry:
     span = locate(storage.key)
     if span is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
-    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > span[1]:
-        raise CheckpointError(
-            f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes but "
-            f"has {span[1]}; {again}"
-        )
-    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], span[0] + storage.skip
+    if not 0 <= storage.nbytes <= span[1]:
+        what = f"should have {storage.nbytes} bytes but has {span[1]}"
+        raise CheckpointError(f"{where} lies in storage {storage.key!r}, which {what}; {again}")
+    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], span[0]
     if spec.numel == 0:
         return Entry(file, begin, spec)
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -74,13 +74,12 @@ class Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file, or the part of it that begins after `skip` bytes."""
+    """A run of bytes in the file."""
 
     key: str
     kind: str
     width: int
     nbytes: int
-    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
