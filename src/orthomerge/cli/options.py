@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from orthomerge.cli.flags import How, Input, Output
-from orthomerge.cli.printing import shown
 
 if TYPE_CHECKING:
-    from orthomerge.core.progress import Watch
     from orthomerge.models.encoding import Encoding
 
 _EXPERTS = (
@@ -85,21 +82,3 @@ class Compute:
         from orthomerge.models.features import FeatureCache
 
         return Encoding(FeatureCache() if cached else None, self.device, batch=self.batch)
-
-
-@dataclass(frozen=True)
-class Display:
-    """Format and amount of printed output."""
-
-    json: Annotated[bool, Output("Print one JSON document.")] = False
-    quiet: Annotated[bool, Output("Print no progress.", short="-q")] = False
-    verbose: Annotated[bool, Output("Print the traceback of an error.", short="-v")] = False
-
-    @property
-    def silent(self) -> bool:
-        """Whether no progress is shown."""
-        return self.quiet or self.json
-
-    def progress(self) -> AbstractContextManager[Watch]:
-        """Report progress on standard error, unless silent."""
-        return shown(quiet=self.silent)
