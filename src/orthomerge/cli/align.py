@@ -1,14 +1,10 @@
-"""The command `align`."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Parts, command
-from orthomerge.cli.options import Columns, Compute, Force, Limit, Out, Places, SavedModel, Split, Unlabelled
+from orthomerge.cli.options import Columns, Force, Limit, Out, Saved, SavedModel, Split, Unlabelled
 from orthomerge.cli.printing import alignment_lines
 from orthomerge.core.progress import Progress
 
@@ -35,8 +31,7 @@ def align(
     seed: Annotated[int, How("Random seed of --limit and of random aligners.", "N")] = 0,
     out: Out,
     force: Force = False,
-    places: Places,
-    compute: Compute,
+    saved: Saved,
     progress: Progress,
 ) -> Parts:
     """Fit the heads of a merged model to its encoder.
@@ -52,20 +47,18 @@ def align(
 
     options = read_options(settings)
     sources = sources_of(columns.of(data), om.load(model).tasks)
-    inputs = existing([model, *sources.values(), *(places.expert or {}).values(), places.base])
+    inputs = existing([model, *sources.values(), *(saved.expert or {}).values(), saved.base])
     check_target(Path(out), force=force, inputs=inputs)
     aligned = om.align(
         model,
         sources,
         aligner=aligner,
         options=options,
-        experts=places.expert,
-        base=places.base,
         split=split,
         limit=limit,
         seed=seed,
-        encoding=compute.encoding(),
         progress=progress,
+        **saved.options(),
     )
     manifest = write_model(aligned, Path(out), force=force, inputs=inputs, progress=progress)
     yield {"out": out, "manifest": manifest}

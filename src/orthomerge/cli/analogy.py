@@ -1,5 +1,3 @@
-"""The command `analogy`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

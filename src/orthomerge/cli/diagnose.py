@@ -1,12 +1,8 @@
-"""The command `diagnose`."""
-
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, Parts, command
-from orthomerge.cli.options import Columns, Compute, Labelled, Limit, Places, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Labelled, Limit, Saved, Suite, SuiteFolder
 from orthomerge.cli.printing import verdict_lines
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
@@ -33,8 +29,7 @@ def diagnose(
     out: Annotated[
         str, Output("Run folder: records are read, diagnosis.json is written.", "FOLDER", short="-o")
     ] = "runs/evaluation",
-    places: Places,
-    compute: Compute,
+    saved: Saved,
     progress: Progress,
 ) -> Parts:
     """Explain what a merge lost, and what to try next.
@@ -49,10 +44,11 @@ def diagnose(
     options: dict[str, Any] = {"detail": detail, "scales": scales, "out": out, "progress": progress}
     if suite is not None:
         place = {"folder": folder, "data": sources, "say": progress.say}
-        diagnosis = diagnose_suite(suite, model, method=method, place=place, **vars(compute), **options)
+        diagnosis = diagnose_suite(
+            suite, model, method=method, place=place, device=saved.device, batch=saved.batch, **options
+        )
     elif model and data:
-        options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
-        diagnosis = om.diagnose(model, sources, **options)
+        diagnosis = om.diagnose(model, sources, **saved.options(), **options)
     else:
         raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")
     yield {"method": diagnosis.method, "verdict": [vars(finding) for finding in diagnosis.verdict], "run": out}

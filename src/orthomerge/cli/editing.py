@@ -53,7 +53,6 @@ class Edit(options.Compute):
             return
         if model is None:
             raise RecipeError(reason)
-        target, size = Path(request.out), request.max_shard_size
-        options = {"force": self.force, "max_shard_size": size, "inputs": existing(data), "progress": progress}
-        manifest = write_model(model, target, **options)
+        out, size, inputs = Path(request.out), request.max_shard_size, existing(data)
+        manifest = write_model(model, out, force=self.force, max_shard_size=size, inputs=inputs, progress=progress)
         yield f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}"

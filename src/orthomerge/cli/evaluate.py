@@ -1,13 +1,9 @@
-"""The command `evaluate`."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, Parts, command
-from orthomerge.cli.options import Columns, Compute, Labelled, Places, RunFolder, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Labelled, RunFolder, Saved, Suite, SuiteFolder
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
 
@@ -49,8 +45,7 @@ def evaluate(
     out: RunFolder = "runs/evaluation",
     against: Annotated[str | None, Output("Compare every model with this one.", "NAME", default="the best")] = None,
     margin: Annotated[float, Output("Models that differ by less may be comparable.", "POINTS")] = 1.0,
-    places: Places,
-    compute: Compute,
+    saved: Saved,
     progress: Progress,
 ) -> Parts:
     """Compare merged models with their experts.
@@ -66,14 +61,14 @@ def evaluate(
     protocols = read_protocols(protocol, aligner, shots=shots, seeds=seeds, access=access)
     check_run(Path(out))
     sources = columns.of(data)
-    options: dict[str, Any] = {"against": against, "margin": margin / 100, "progress": progress}
+    options: dict[str, Any] = {"protocols": protocols, "against": against, "margin": margin / 100}
+    options["progress"] = progress
     if suite is not None:
         place = {"folder": folder, "data": sources, "say": progress.say}
-        scores = evaluate_suite(suite, method, protocols=protocols, place=place, **vars(compute), **options)
+        scores = evaluate_suite(suite, method, place=place, device=saved.device, batch=saved.batch, **options)
     elif models and data:
-        options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
-        options["references"] = ("expert",) if references else ()
-        scores = om.evaluate(models, sources, protocols=protocols, **options)
+        seen: tuple[Literal["expert"], ...] = ("expert",) if references else ()
+        scores = om.evaluate(models, sources, references=seen, **saved.options(), **options)
     else:
         raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
     scores.write(out)

@@ -1,7 +1,3 @@
-"""The command `export`."""
-
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import orthomerge as om

@@ -1,7 +1,3 @@
-"""The command `finetune`."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

@@ -68,7 +68,7 @@ class Command(click.Command):
         self.reports = parameters.pop("progress", None) is not None
         for name, (kind, default) in parameters.items():
             fields = {name: (kind, default)}
-            if is_dataclass(kind):
+            if isinstance(kind, type) and is_dataclass(kind):
                 fields = _parameters(kind)
                 self.groups[name] = kind, list(fields)
             for field, (annotated, value) in fields.items():

@@ -1,7 +1,3 @@
-"""The command `inspect`."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

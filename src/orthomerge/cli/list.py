@@ -1,7 +1,3 @@
-"""The command `list`."""
-
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import orthomerge as om

@@ -1,7 +1,3 @@
-"""The command `merge`."""
-
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,5 +1,3 @@
-"""The command `negate`."""
-
 from __future__ import annotations
 
 from dataclasses import asdict

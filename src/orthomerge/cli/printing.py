@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from textwrap import fill
+from textwrap import TextWrapper, fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,18 +78,9 @@ def fit_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 def verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield every finding: its title, and its indented text."""
-    width = get_terminal_size().columns
+    wrapper = TextWrapper(get_terminal_size().columns, "  ", "  ", break_long_words=False, break_on_hyphens=False)
     for finding in diagnosis.verdict:
-        yield click.style(plain(finding.title), bold=True)
-        text = fill(
-            plain(finding.text),
-            width,
-            break_long_words=False,
-            break_on_hyphens=False,
-            initial_indent="  ",
-            subsequent_indent="  ",
-        )
-        yield f"{text}\n"
+        yield f"{click.style(plain(finding.title), bold=True)}\n{wrapper.fill(plain(finding.text))}\n"
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,3 @@
-"""The command `push`."""
-
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,3 @@
-"""The command `report`."""
-
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

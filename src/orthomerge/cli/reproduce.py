@@ -1,7 +1,3 @@
-"""The command `reproduce build`."""
-
-from __future__ import annotations
-
 from typing import Annotated
 
 import click

@@ -1,5 +1,3 @@
-"""The command `run`."""
-
 from __future__ import annotations
 
 import shlex
