@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from orthomerge.cli.flags import How, Input, Output, Parts, command
-from orthomerge.cli.options import Base, Columns, Dtype, Experts, Force, Limit, Split, Unlabelled
+from orthomerge.cli.options import Base, Columns, Dtype, ExpertPaths, Force, Limit, Split, Unlabelled
 from orthomerge.cli.printing import alignment_lines, fit_lines
 from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table, plain
@@ -20,7 +20,7 @@ from orthomerge.core.table import Table, plain
 )
 def merge(
     *,
-    experts: Experts = (),
+    experts: ExpertPaths = (),
     base: Base = None,
     data: Unlabelled = None,
     split: Annotated[Split | None, Input("Split of the data to fit to.", default="train")] = None,
@@ -51,6 +51,7 @@ def merge(
     """
     from orthomerge.api.merge import search_scale
     from orthomerge.api.request import read_request
+    from orthomerge.models.experts import Experts
     from orthomerge.runs.models import plan, write
 
     recipe = read_request(
@@ -75,7 +76,9 @@ def merge(
             raise SystemExit(planned.problems[0].error.exit_code)
         return
     if recipe.searches_scale:
-        search = search_scale(recipe, columns.of(data))
+        opened, chosen = Experts(recipe.opening).check(), recipe.merge
+        how = {"seed": chosen.seed, "device": chosen.device, "vector": chosen.vector}
+        search = search_scale(opened, chosen.method, columns.of(data), chosen.parameters, **how)
         recipe = recipe.with_scale(search.best)
         progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
     started = time.perf_counter()
