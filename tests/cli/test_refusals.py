@@ -150,8 +150,6 @@ def start(*words: str) -> subprocess.CompletedProcess[str]:
     [
         ("mrge", 2, "No such command 'mrge'. Did you mean 'merge'?\nTry: orthomerge -h"),
         ("merge --methd ties", 2, "'--method'"),
-        ("merge --expert a=b", 2, "--expert is an argument EXPERT or NAME=EXPERT now\nTry: orthomerge merge -h"),
-        ("plan a", 2, "plan is merge --dry-run now"),
         ("align", 2, "Missing argument 'MODEL'"),
         ("inspect /nowhere", 3, "/nowhere"),
     ],

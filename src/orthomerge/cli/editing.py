@@ -1,13 +1,14 @@
-"""Open experts and write a model, for the commands `negate` and `analogy`."""
+"""Flags of `negate` and `analogy`: experts, the grid of a search, and the output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from orthomerge.cli import options
+from orthomerge.cli.flags import Parts
 from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -17,37 +18,41 @@ if TYPE_CHECKING:
     from orthomerge.runs.recipe import Recipe
 
 
-def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
-    """Read the recipe of a command line, check its output, and open its experts."""
-    from orthomerge.api.request import read_request
-    from orthomerge.files.publish import check_target
-    from orthomerge.models.experts import Experts
+@dataclass(frozen=True)
+class Edit(options.Compute):
+    """Experts of a search, and the model that it writes if `--out` is given."""
 
-    request = read_request(words, edit=True, **options)
-    if request.out is not None:
-        check_target(Path(request.out), force=force)
-    return request, Experts(request.opening).check()
+    experts: options.Experts = ()
+    base: options.Base = None
+    grid: options.Grid = None
+    out: options.OutIfAny = None
+    dtype: options.Dtype = None
+    force: options.Force = False
 
+    def open(self, progress: Progress) -> tuple[Recipe, Experts, dict[str, Any]]:
+        """Return the recipe of the command line, whose output is checked, its experts, and options of the search."""
+        from orthomerge.api.request import read_request
+        from orthomerge.files.publish import check_target
+        from orthomerge.models.experts import Experts
 
-def write_edited(
-    model: Model | None,
-    request: Recipe,
-    *,
-    data: Iterable[str],
-    force: bool,
-    as_json: bool,
-    progress: Progress,
-    reason: str,
-) -> None:
-    """Write the model that a search chose, if `--out` is given. `reason`: the error if it chose none."""
-    from orthomerge.models.writing import write_model
-    from orthomerge.runs.models import existing
+        request = read_request(self.experts, edit=True, base=self.base, out=self.out, dtype=self.dtype)
+        if request.out is not None:
+            check_target(Path(request.out), force=self.force)
+        how = {"dtype": request.dtype, "seed": request.seed, "encoding": self.encoding(cached=False)}
+        grid = {} if self.grid is None else {"grid": self.grid}
+        return request, Experts(request.opening).check(), {**how, **grid, "progress": progress}
 
-    if request.out is None:
-        return
-    if model is None:
-        raise RecipeError(reason)
-    size, inputs = request.max_shard_size, existing(data)
-    manifest = write_model(model, Path(request.out), force=force, max_shard_size=size, inputs=inputs, progress=progress)
-    if not as_json:
-        click.echo(f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}")
+    def write(
+        self, model: Model | None, request: Recipe, *, data: Iterable[str], reason: str, progress: Progress
+    ) -> Parts:
+        """Write the model that a search chose. `reason`: the error if it chose none."""
+        from orthomerge.models.writing import write_model
+        from orthomerge.runs.models import existing
+
+        if request.out is None:
+            return
+        if model is None:
+            raise RecipeError(reason)
+        out, size, inputs = Path(request.out), request.max_shard_size, existing(data)
+        manifest = write_model(model, out, force=self.force, max_shard_size=size, inputs=inputs, progress=progress)
+        yield f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}"

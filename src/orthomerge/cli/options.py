@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from orthomerge.cli.flags import How, Input, Output
-from orthomerge.cli.printing import shown
 
 if TYPE_CHECKING:
-    from orthomerge.core.progress import Watch
     from orthomerge.models.encoding import Encoding
 
 _EXPERTS = (
@@ -32,7 +29,7 @@ Split = Literal["train", "val", "test"]
 Limit = Annotated[int | None, Input("At most N inputs per task.", "N", default="no limit")]
 Suite = Annotated[str | None, Input("Named benchmark instead of --data (`list suites`).", "SUITE")]
 SuiteFolder = Annotated[str | None, Input("Folder of the suite.", "FOLDER", default="a cache")]
-Device = Annotated[str, Input("Device: auto, cpu, cuda, cuda:1, ...", "DEVICE")]
+Device = Annotated[str, How("Device: auto, cpu, cuda, cuda:1, ...", "DEVICE")]
 Grid = Annotated[tuple[float, ...] | None, How("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
 Out = Annotated[str, Output("Folder to write.", "FOLDER", short="-o")]
 OutIfAny = Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o", default="none, scores only")]
@@ -63,16 +60,6 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Paths of base and experts that were moved."""
-
-    expert: Annotated[
-        Mapping[str, str] | None, Input("Path of a moved expert, repeated.", "TASK=PATH", default="as recorded")
-    ] = None
-    base: Annotated[str | None, Input("Path of the moved base.", "PATH", default="as recorded")] = None
-
-
-@dataclass(frozen=True)
 class Compute:
     """Device and batch size for encoding inputs."""
 
@@ -88,18 +75,14 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Display:
-    """Format and amount of printed output."""
+class Saved(Compute):
+    """Paths of a saved model's base and experts, if they were moved, and how inputs are encoded."""
 
-    json: Annotated[bool, Output("Print one JSON document.")] = False
-    quiet: Annotated[bool, Output("Print no progress.", short="-q")] = False
-    verbose: Annotated[bool, Output("Print the traceback of an error.", short="-v")] = False
+    expert: Annotated[
+        Mapping[str, str] | None, Input("Path of a moved expert, repeated.", "TASK=PATH", default="as recorded")
+    ] = None
+    base: Annotated[str | None, Input("Path of the moved base.", "PATH", default="as recorded")] = None
 
-    @property
-    def silent(self) -> bool:
-        """Whether no progress is shown."""
-        return self.quiet or self.json
-
-    def progress(self) -> AbstractContextManager[Watch]:
-        """Report progress on standard error, unless silent."""
-        return shown(quiet=self.silent)
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `align`, `evaluate` and `diagnose`."""
+        return {"experts": self.expert, "base": self.base, "encoding": self.encoding()}
