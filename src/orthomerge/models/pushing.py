@@ -1,6 +1,6 @@
 """Upload an output folder to the hub, through huggingface_hub.
 
-The manifest and the files that it lists are uploaded, each as it was when it was verified. Files of an earlier push
+The manifest and the files that it lists are uploaded, each hashed again right before it is sent. Files of an earlier push
 that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other files
 in the repository stay.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from orthomerge.core.errors import OutputError, RecipeError, some, summary
 from orthomerge.files.folders import MANIFEST
 from orthomerge.files.hub import is_hub_id
-from orthomerge.files.raw_file import RawFile, algorithm_of
+from orthomerge.files.raw_file import RawFile
 from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 
@@ -88,7 +88,7 @@ def _additions(upload: Upload) -> Iterator[Any]:
     from huggingface_hub import CommitOperationAdd
 
     for name, expected in upload.hashes.items():
-        file = RawFile((upload.out / name).resolve(), algorithm=algorithm_of(expected))
+        file = RawFile((upload.out / name).resolve())
         if file.digest() != expected:
             raise OutputError(f"{upload.out / name} has changed since it was verified; push again")
         yield CommitOperationAdd(name, file.path)

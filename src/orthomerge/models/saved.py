@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.files.checkpoint import Checkpoint, Entry, Spec, is_float
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
 from orthomerge.files.opening import open_expert
-from orthomerge.files.raw_file import RawFile, algorithm_of
+from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.families import family_for
 from orthomerge.models.family import Family
@@ -86,7 +87,7 @@ class _VerifiedTensors(FileTensors):
     prefix: str = ""
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
-        hashed = HashedTensors(FileTensors(self.places), self.prefix, algorithm=algorithm_of(self.content))
+        hashed = HashedTensors(FileTensors(self.places), self.prefix)
         yield from hashed.blocks()
         if hashed.digest() != self.content:
             raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_ADVICE}")
@@ -122,7 +123,7 @@ def _head(folder: Path, task: str, entry: Mapping[str, Any], hashes: Mapping[str
 
 
 def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, torch.Tensor]:
-    entries = read_safetensors(contained(path, folder), algorithm=algorithm_of(expected) if expected else None)
+    entries = read_safetensors(contained(path, folder))
     tensors = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
     if expected is not None and any(entry.file.digest() != expected for entry in entries.values()):
         raise CheckpointError(f"{path} has changed since it was written; {_ADVICE}")
@@ -165,7 +166,7 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
         return "is missing"
     if size != expected["size"]:
         return f"has {size} bytes, but {expected['size']} were written"
-    is_same = not hashed or RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
+    is_same = not hashed or RawFile(file).digest() == expected["hash"]
     return None if is_same else "has changed since it was written"
 
 
@@ -188,8 +189,8 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
     }
     if not headers:
         for file in source.files:
-            digest = RawFile(file.path, algorithm="sha256").digest()
-            files[file.path.name]["sha256"] = digest.removeprefix("sha256:")
+            with RawFile(file.path).stream() as stream:
+                files[file.path.name]["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
         document["non_finite"] = _non_finite(FileTensors({name: (stored, name) for name in specs}))
     return {**document, **_sizes(specs)}
 
