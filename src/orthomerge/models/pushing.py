@@ -1,8 +1,8 @@
 """Upload an output folder to the hub, through huggingface_hub.
 
-The manifest and the files that it lists are uploaded, each hashed again right before it is sent. Files of an earlier push
-that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other files
-in the repository stay.
+The manifest and the files that it lists are uploaded, each hashed again right before it is sent. Files of an earlier
+push that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other
+files in the repository stay.
 """
 
 from __future__ import annotations
