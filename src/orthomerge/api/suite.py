@@ -54,7 +54,7 @@ def evaluate_suite(
     return evaluate(
         with_unique_names([*suite.references().values(), *subjects]),
         suite.tasks,
-        experts=suite.experts(),
+        experts=suite.experts,
         against=against,
         suite=name,
         encoding=suite.encoding(device, batch=batch),
@@ -88,7 +88,7 @@ def diagnose_suite(
         commands["score"] = f"{call} --method {shlex.quote(text)} --aligner {detail.aligner}"
         commands["probe"] = f"{call} --method {shlex.quote(text)} --protocol probe"
     how: dict[str, Any] = {"detail": detail, "commands": commands, "encoding": suite.encoding(device, batch=batch)}
-    return diagnose(value, suite.tasks, experts=suite.experts(), **how, **options)
+    return diagnose(value, suite.tasks, experts=suite.experts, **how, **options)
 
 
 def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:
