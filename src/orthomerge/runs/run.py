@@ -176,7 +176,7 @@ class _Run:
         )
 
     def _scores(self) -> list[Done]:
-        return [done for done in self.done.values() if "variant" in done.artifact.arguments]
+        return [done for done in self.done.values() if "variant" in done.artifact.options]
 
     def _swept(self) -> Swept:
         """Return the outcome of the sweep; results with failures are removed, so that the next run makes them again."""
@@ -184,7 +184,7 @@ class _Run:
         swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
         failed = {failure.name for failure in swept.failures}
         for done in scores:
-            if done.artifact.arguments["variant"].name in failed:
+            if done.artifact.options["variant"].name in failed:
                 self.work.store.remove(done.entry)
         return replace(swept, done=sum(not done.found for done in scores), found=sum(done.found for done in scores))
 
@@ -202,7 +202,7 @@ class _Run:
         if artifact.files:
             place_files(content, self.work.run)
         if artifact.name == "evaluate":
-            title = self.work.model(artifact.arguments["models"][-1]).title
+            title = self.work.model(artifact.needs[-1]).title
             place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
 
     def _write_info(self) -> None:

@@ -24,20 +24,18 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     recipe, places = work.recipe, model_places(work)
     merged = merge_key(recipe, recipe.merge, work.experts)
     models = [merged]
-    yield Artifact(merged, "merge", make_merge, arguments={"key": merged}, model=places[0])
+    yield Artifact(merged, "merge", make_merge, options={"key": merged}, model=places[0])
     if recipe.align is not None:
         models.append(key_of("align", merged, section_content(recipe.align), recipe.seed))
-        arguments = {"merged": merged, "section": recipe.align}
-        yield Artifact(models[-1], "align", make_aligned, (merged,), arguments, model=places[1])
+        yield Artifact(models[-1], "align", make_aligned, (merged,), {"section": recipe.align}, model=places[1])
     if recipe.evaluate is None:
         return
     records = key_of("records", models, section_content(recipe.evaluate))
-    yield Artifact(records, "evaluate", make_records, tuple(models), {"models": models}, files=True)
+    yield Artifact(records, "evaluate", make_records, tuple(models), files=True)
     needs = [*models, records]
     if recipe.diagnose is not False:
         needs.append(key_of("diagnosis", records, asdict(recipe.diagnosis), recipe.seed))
-        arguments = {"merged": merged, "records": records, "where": str(places[0])}
-        yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), arguments, files=True)
+        yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), {"where": str(places[0])}, files=True)
     yield from page_artifact(work, needs)
 
 
@@ -63,14 +61,14 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
     clear_state(state)
 
 
-def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> None:
+def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> None:
     """Align the heads of the merge."""
     recipe = work.recipe
     model = align(work.model(merged), work.experts, section, seed=recipe.seed, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
 
 
-def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
+def make_records(place: Path, work: Work, *models: str) -> None:
     """Score models, base and experts; protocols that need the expert score only base and merge."""
     from orthomerge.evaluation.evaluate import Subject, score
 
@@ -89,7 +87,7 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     score(subjects, protocols, encoded, against=section.against, margin=section.margin / 100).write(place)
 
 
-def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where: str) -> None:
+def make_diagnosis(place: Path, work: Work, merged: str, records: str, *, where: str) -> None:
     """Diagnose the merge. `where`: its folder, for the commands that the verdict suggests."""
     from orthomerge.analysis.commands import suggested_commands
     from orthomerge.analysis.diagnose import diagnose
@@ -116,7 +114,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     write_diagnosis(place / FILE, diagnosis)
 
 
-def make_page(place: Path, work: Work) -> None:
+def make_page(place: Path, work: Work, *_: str) -> None:
     """Write the page of the run folder, if anything was scored."""
     from orthomerge.reporting.report import report
 
