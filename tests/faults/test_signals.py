@@ -177,7 +177,7 @@ def test_a_disk_that_is_full_or_read_only_for_real(experts: Path, tmp_path: Path
 @pytest.mark.parametrize("often", [False, True])
 def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool) -> None:
     """Smaller blocks are tried once, and give the same bytes; then it is an error, and nothing is left."""
-    expected = contents(write(recipe, out=tmp_path / "expected").out)
+    expected = contents(write(recipe, out=tmp_path / "expected"))
     original, calls = TaskArithmetic.merge, list[bool]()
 
     def merge(self: TaskArithmetic, base: torch.Tensor, deltas: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(TaskArithmetic, "merge", merge)
     if not often:
-        assert contents(write(recipe, out=tmp_path / "out").out) == expected
+        assert contents(write(recipe, out=tmp_path / "out")) == expected
         return
     with pytest.raises(OrthomergeError, match="there is not enough memory to merge 2 experts"):
         write(recipe, out=tmp_path / "out")

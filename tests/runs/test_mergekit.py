@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
 from orthomerge.merging.methods import make_method
+from orthomerge.models.manifest import read_manifest
 from orthomerge.runs.mergekit import translate
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe, read_recipe
@@ -237,8 +238,8 @@ def test_a_mergekit_file_is_merged(berts: Path, tmp_path: Path) -> None:
     models = [{"model": str(berts / name), "parameters": {"weight": weight}} for name, weight in WEIGHTS.items()]
     document = {"merge_method": "task_arithmetic", "base_model": str(berts / "base"), "models": models}
     recipe.write_text(yaml.safe_dump({**document, "parameters": {"lambda": 0.5}}))
-    result = write(read_recipe(recipe), out=tmp_path / "out")
-    assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"two": 2, "three": 3}
+    heads = read_manifest(write(read_recipe(recipe), out=tmp_path / "out"))["heads"]
+    assert {task: len(head["labels"]) for task, head in heads.items()} == {"two": 2, "three": 3}
     origin, *experts = (load_file(berts / name / "model.safetensors") for name in ("base", *WEIGHTS))
     for name, merged in load_file(tmp_path / "out" / "encoder.safetensors").items():
         start = origin[name.removeprefix("bert.")]

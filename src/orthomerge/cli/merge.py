@@ -86,14 +86,15 @@ def merge(
 
 
 def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
+    from orthomerge.models.manifest import read_manifest
     from orthomerge.runs.models import write
 
     started = time.perf_counter()
     with display.progress() as progress:
-        written = write(recipe, force=force, progress=progress)
-    manifest = written.manifest
+        out = write(recipe, force=force, progress=progress)
+    manifest = read_manifest(out)
     if display.json:
-        print_json({"out": str(written.out), "manifest": manifest})
+        print_json({"out": str(out), "manifest": manifest})
         return
     if "fit" in manifest:
         print_fit(manifest)
@@ -102,7 +103,7 @@ def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for file in manifest["files"].values() if not file.get("link"))
     seconds = time.perf_counter() - started
-    click.echo(f"wrote {written.out}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}")
+    click.echo(f"wrote {out}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}")
 
 
 def _plan(recipe: Recipe, *, as_json: bool) -> None:
@@ -111,9 +112,9 @@ def _plan(recipe: Recipe, *, as_json: bool) -> None:
 
     planned = plan(recipe)
     if as_json:
-        print_json(planned.as_dict())
+        print_json(planned.document)
     else:
-        _print_plan(planned.as_dict())
+        _print_plan(planned.document)
     if planned.problems:
         raise SystemExit(planned.problems[0].error.exit_code)
 
@@ -126,8 +127,7 @@ def _print_plan(document: Mapping[str, Any]) -> None:
         click.echo(
             f"{document['method']} of {len(rows)} {document['family']} experts: {tensors['merged']} tensors merged, "
             f"{tensors['copied']} copied, {len(document['left_out']['base'])} of the base left out\n"
-            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB, "
-            f"at most {sizes['memory']:,.0f} MB of blocks in memory"
+            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB"
         )
     for name in ("fit", "align"):
         if name in document:

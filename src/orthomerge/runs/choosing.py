@@ -48,11 +48,6 @@ class Row:
     val: Line | None = None
     failed: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        val, test = (None if line is None else round(line.mean, 3) for line in (self.val, self.test))
-        name, way = self.variant.name, self.way
-        return {"merge": name, "read": way.title, "access": way.access, "val": val, "test": test}
-
     @property
     def budget(self) -> str:
         """Inputs that the merge and its scoring used, in words."""
@@ -74,8 +69,14 @@ class Best:
     hindsight: Row
 
     def as_dict(self) -> dict[str, Any]:
-        chosen = None if self.chosen is None else self.chosen.as_dict()
-        return {"budget": self.budget, "chosen": chosen, "hindsight": self.hindsight.as_dict()}
+        """Return merge, protocol and mean accuracies of both rows as plain data."""
+        document: dict[str, Any] = {"budget": self.budget, "chosen": None}
+        for name, row in (("chosen", self.chosen), ("hindsight", self.hindsight)):
+            if row is not None:
+                val, test = (None if line is None else round(line.mean, 3) for line in (row.val, row.test))
+                way = {"read": row.way.title, "access": row.way.access}
+                document[name] = {"merge": row.variant.name, **way, "val": val, "test": test}
+        return document
 
 
 def rows_of(

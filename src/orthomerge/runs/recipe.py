@@ -122,7 +122,6 @@ class Recipe:
         return bool(self.parameters.get("scale") == "auto")
 
     def with_scale(self, scale: float) -> Recipe:
-        """Return the recipe with a number in place of `scale: auto`."""
         return replace(self, parameters={**self.parameters, "scale": scale})
 
     def absolute(self) -> Recipe:
@@ -144,17 +143,10 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
-    """Read a recipe file, ours or mergekit's, as plain data; relative paths are joined to its folder."""
-    document = dict(load_yaml(path))
-    if "merge_method" in document:
-        from orthomerge.runs.mergekit import translate
+    """Read a recipe file, ours or mergekit's, as plain data; relative paths are joined to its folder.
 
-        document = translate(document, where=str(path))
-    return _anchored(document, path.parent)
-
-
-def load_yaml(path: Path) -> Mapping[str, Any]:
-    """Read a mapping from a YAML file: safe tags only, no duplicate keys, no aliases, bounded size and depth."""
+    Of YAML only safe tags are allowed, no duplicate keys, no aliases, and a bounded size and depth.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -174,7 +166,11 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
         ) from error
     if not isinstance(document, dict):
         raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
-    return document
+    if "merge_method" in document:
+        from orthomerge.runs.mergekit import translate
+
+        document = translate(document, where=str(path))
+    return _anchored(document, path.parent)
 
 
 def parse_value(text: str) -> Any:
