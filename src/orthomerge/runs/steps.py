@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from orthomerge.evaluation.evaluate import Subject, score
+from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.scale import scale_curve
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.runs.driver import Artifact
@@ -70,8 +73,6 @@ def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> Non
 
 def make_records(place: Path, work: Work, *models: str) -> None:
     """Score models, base and experts; protocols that need the expert score only base and merge."""
-    from orthomerge.evaluation.evaluate import Subject, score
-
     section, encoded, experts = work.section, work.encoded, work.experts
     subjects = []
     if section.references and experts.has_base:
@@ -92,8 +93,6 @@ def make_diagnosis(place: Path, work: Work, merged: str, records: str, *, where:
     from orthomerge.analysis.commands import suggested_commands
     from orthomerge.analysis.diagnose import diagnose
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-    from orthomerge.evaluation.records import read_records
-    from orthomerge.evaluation.scale import scale_curve
 
     seed, data, encoded, search = work.recipe.seed, work.section.data, work.encoded, None
     if work.recipe.diagnosis.scales:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import maker_of, schema
+from orthomerge.data.task import Access, Task
 from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import Way
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.models import check_recipe
 from orthomerge.runs.recipe import Merge, Recipe
 from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod, protocols_of
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Access, Task
-    from orthomerge.evaluation.records import Way
 
 REFERENCES = ("expert", "base")
 _NO_PLACE = {
