@@ -21,7 +21,7 @@ from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
-from orthomerge.cli.printing import print_tables
+from orthomerge.cli.printing import show
 from orthomerge.evaluation.evaluate import Subject
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import INFO as RUN
@@ -87,7 +87,8 @@ def main() -> None:
     )
     scores.write(folder)
     records = scores.records
-    print_tables(accuracy_tables(records))
+    for table in accuracy_tables(records):
+        show(table)
     done("evaluate")
     means = {(line.method, line.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]

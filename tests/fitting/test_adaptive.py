@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -191,10 +190,9 @@ def test_entropy_falls(kind: Kind) -> None:
 
 
 def levels(*, clamp: bool = True) -> tuple[Steps, ConcreteMask]:
-    bounds = (0.0, 1.0) if clamp else (-math.inf, math.inf)
     vectors = torch.stack([flat(seed) for seed in (4, 5, 6)])
     zero, mask = torch.zeros(LAYOUT.size), mask_of(make())
-    own = Coefficients(zero, vectors, LAYOUT, groups="tensor", start=0.3, lr=1.0, bounds=bounds)
+    own = Coefficients(zero, vectors, LAYOUT, by_tensor=True, lr=1.0, clamp=clamp)
     return Steps(TwoLevels(mask, own), LAYOUT.size), mask
 
 

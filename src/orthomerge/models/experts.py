@@ -9,7 +9,7 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
-from orthomerge.files.raw_file import RawFile, algorithm_of
+from orthomerge.files.raw_file import RawFile
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
@@ -102,7 +102,7 @@ def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
         else:
             hashes = [file["hash"] for file in entry["files"]]
             paths = [file.path for file in checkpoint.files] if hashes else []
-            digests = [RawFile(path, algorithm=algorithm_of(hashes[0])).digest() for path in paths]
+            digests = [RawFile(path).digest() for path in paths]
             same = sorted(digests) == sorted(hashes)
         if not same:
             raise IncompatibleError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,8 +39,8 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
     }
     if not headers:
         for file in source.files:
-            digest = RawFile(file.path, algorithm="sha256").digest()
-            files[file.path.name]["sha256"] = digest.removeprefix("sha256:")
+            with RawFile(file.path).stream() as stream:
+                files[file.path.name]["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
         document["non_finite"] = _non_finite(FileTensors({name: (stored, name) for name in specs}))
     return {**document, "tensors": _listed(specs)}
 

@@ -17,7 +17,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeErr
 from orthomerge.data.task import Modality
 from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.folders import contained
-from orthomerge.files.raw_file import RawFile, is_digest_of
+from orthomerge.files.raw_file import RawFile, digest_of
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
 from orthomerge.models.skeleton import quiet, with_tower
 
@@ -156,7 +156,7 @@ def _content(path: Path, folder: Path, expected: str | None) -> bytes:
     """Read a companion; a changed file, or one that asks to run its own code, is an error."""
     file = RawFile(_checked(path, folder))
     data = file.bytes(0, file.size)
-    if expected is not None and not is_digest_of(data, expected):
+    if expected is not None and digest_of(data) != expected:
         raise CheckpointError(f"{path} has changed since it was written; fetch the folder again, or merge again")
     if path.name.endswith("_config.json") and (code := parse_json(data, str(path)).get("auto_map")):
         raise CheckpointError(

@@ -17,7 +17,7 @@ from typing import Any
 from orthomerge.core.errors import OutputError, RecipeError, some, summary
 from orthomerge.files.folders import MANIFEST
 from orthomerge.files.hub import is_hub_id
-from orthomerge.files.raw_file import RawFile, algorithm_of, is_digest_of
+from orthomerge.files.raw_file import RawFile, digest_of
 from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 
@@ -89,10 +89,10 @@ def _additions(upload: Upload) -> Iterator[Any]:
     from huggingface_hub import CommitOperationAdd
 
     for name, expected in upload.hashes.items():
-        file = RawFile((upload.out / name).resolve(), algorithm=algorithm_of(expected))
+        file = RawFile((upload.out / name).resolve())
         small = file.size <= _SMALL
         data = file.bytes(0, file.size) if small else b""
-        if not (is_digest_of(data, expected) if small else file.digest() == expected):
+        if (digest_of(data) if small else file.digest()) != expected:
             raise OutputError(f"{upload.out / name} has changed since it was verified; push again")
         yield CommitOperationAdd(name, data if small else file.path)
         file.check_unchanged()

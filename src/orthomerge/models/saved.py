@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
-from orthomerge.files.raw_file import RawFile, algorithm_of
+from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Extra, Head, misfit, rebuilt
@@ -82,7 +82,7 @@ class _VerifiedTensors(FileTensors):
     prefix: str = ""
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
-        hashed = HashedTensors(FileTensors(self.places), self.prefix, algorithm=algorithm_of(self.content))
+        hashed = HashedTensors(FileTensors(self.places), self.prefix)
         yield from hashed.blocks()
         if hashed.digest() != self.content:
             raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_ADVICE}")
@@ -118,7 +118,7 @@ def _head(folder: Path, task: str, entry: Mapping[str, Any], hashes: Mapping[str
 
 
 def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, torch.Tensor]:
-    entries = read_safetensors(contained(path, folder), algorithm=algorithm_of(expected) if expected else None)
+    entries = read_safetensors(contained(path, folder))
     tensors = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
     if expected is not None and any(entry.file.digest() != expected for entry in entries.values()):
         raise CheckpointError(f"{path} has changed since it was written; {_ADVICE}")
@@ -161,5 +161,5 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
         return "is missing"
     if size != expected["size"]:
         return f"has {size} bytes, but {expected['size']} were written"
-    is_same = not hashed or RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
+    is_same = not hashed or RawFile(file).digest() == expected["hash"]
     return None if is_same else "has changed since it was written"
