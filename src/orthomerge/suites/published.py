@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.labels import Problems
+from orthomerge.data.labels import check_rows
 from orthomerge.data.reading import read_task, split_off
 from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
@@ -226,19 +226,19 @@ def read_csv_task(folder: Path, *, name: str, labels: tuple[str, ...]) -> Task:
 
 def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Examples, Labels]:
     path = path if path.exists() else path.with_name(f"{path.name}.gz")
-    problems = Problems(path)
+    problems: list[str] = []
     texts: list[str] = []
     classes: list[int] = []
     for line, row in records(path):
         label = int(row[0]) - 1 if row[0].isdecimal() else -1
         if not 0 <= label < len(labels):
-            problems.add(f"line {line} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
+            problems.append(f"line {line} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
         elif len(row) < 3 or not row[2]:
-            problems.add(f"line {line} has no text in its third column")
+            problems.append(f"line {line} has no text in its third column")
         else:
             texts.append(row[2])
             classes.append(label)
-    problems.check()
+    check_rows(path, problems)
     if not texts:
         raise CheckpointError(f"{path} is empty: it has no rows")
     numbers = np.array(classes, dtype=np.int64)
