@@ -8,32 +8,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.align import align
-    from orthomerge.analysis.diagnosis import Diagnosis
-    from orthomerge.api.analogy import analogy
-    from orthomerge.api.diagnose import diagnose
-    from orthomerge.api.evaluate import evaluate
-    from orthomerge.api.export import export
-    from orthomerge.api.finetune import finetune
-    from orthomerge.api.inspect import inspect
-    from orthomerge.api.list import list  # noqa: A004 - as open
-    from orthomerge.api.load import load
-    from orthomerge.api.merge import merge
-    from orthomerge.api.negate import negate
-    from orthomerge.api.open import open  # noqa: A004 - the verb of the library, used as om.open
-    from orthomerge.api.push import push
-    from orthomerge.core.errors import OrthomergeError
-    from orthomerge.core.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
-    from orthomerge.data.reading import read_task as read_data
-    from orthomerge.data.task import Task
-    from orthomerge.evaluation.scores import Scores
-    from orthomerge.merging.vectors import TaskVector
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Prediction
-    from orthomerge.models.model import Model
-    from orthomerge.reporting.report import report
-    from orthomerge.runs.recipe import Recipe, read_recipe
-    from orthomerge.runs.run import run
+    from orthomerge.alignment.align import align as align
+    from orthomerge.analysis.diagnosis import Diagnosis as Diagnosis
+    from orthomerge.api.analogy import analogy as analogy
+    from orthomerge.api.diagnose import diagnose as diagnose
+    from orthomerge.api.evaluate import evaluate as evaluate
+    from orthomerge.api.export import export as export
+    from orthomerge.api.finetune import finetune as finetune
+    from orthomerge.api.inspect import inspect as inspect
+    from orthomerge.api.list import list as list  # noqa: A004 - as open
+    from orthomerge.api.load import load as load
+    from orthomerge.api.merge import merge as merge
+    from orthomerge.api.negate import negate as negate
+    from orthomerge.api.open import open as open  # noqa: A004 - the verb of the library, used as om.open
+    from orthomerge.api.push import push as push
+    from orthomerge.core.errors import OrthomergeError as OrthomergeError
+    from orthomerge.data.reading import read_task
+    from orthomerge.data.task import Task as Task
+    from orthomerge.evaluation.scores import Scores as Scores
+    from orthomerge.merging.vectors import TaskVector as TaskVector
+    from orthomerge.models.experts import Experts as Experts
+    from orthomerge.models.heads import Prediction as Prediction
+    from orthomerge.models.model import Model as Model
+    from orthomerge.reporting.report import report as report
+    from orthomerge.runs.recipe import Recipe as Recipe
+    from orthomerge.runs.recipe import read_recipe as read_recipe
+    from orthomerge.runs.run import run as run
+
+    read_data = read_task
 
 _HOMES = {
     "Diagnosis": "analysis.diagnosis",
@@ -65,35 +67,7 @@ _HOMES = {
     "__version__": "core.version:VERSION",
 }
 
-__all__ = [
-    "Diagnosis",
-    "Experts",
-    "Model",
-    "OrthomergeError",
-    "Prediction",
-    "Recipe",
-    "Scores",
-    "Task",
-    "TaskVector",
-    "__version__",
-    "align",
-    "analogy",
-    "diagnose",
-    "evaluate",
-    "export",
-    "finetune",
-    "inspect",
-    "list",
-    "load",
-    "merge",
-    "negate",
-    "open",
-    "push",
-    "read_data",
-    "read_recipe",
-    "report",
-    "run",
-]
+__all__ = tuple(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,14 +7,13 @@ import random
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.raw_file import Hasher, RawFile, algorithm_of
+from orthomerge.files.raw_file import RawFile
 
 SIZE = 700_000  # more than two gaps of the hash
 
@@ -26,9 +25,8 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def digest(path: Path, algorithm: str = "blake3") -> str:
-    running = blake3(path.read_bytes()) if algorithm == "blake3" else sha256(path.read_bytes())
-    return f"{algorithm}:{running.hexdigest()}"
+def digest(path: Path) -> str:
+    return f"blake3:{blake3(path.read_bytes()).hexdigest()}"
 
 
 GAP = 1 << 18
@@ -49,12 +47,9 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
-def test_the_hash_does_not_depend_on_the_order_of_reading(
-    path: Path, order: list[tuple[int, int]], algorithm: str
-) -> None:
-    content, file, expected = path.read_bytes(), RawFile(path, algorithm=algorithm), digest(path, algorithm)
+def test_the_hash_does_not_depend_on_the_order_of_reading(path: Path, order: list[tuple[int, int]]) -> None:
+    content, file, expected = path.read_bytes(), RawFile(path), digest(path)
     for offset, length in order:
         assert bytes(file.read(offset, length).numpy()) == content[offset : offset + length]
     assert file.digest() == expected
@@ -185,7 +180,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/dev/zero")
     for odd in (tmp_path / "fifo", tmp_path / "folder", tmp_path / "link", Path("/dev/null")):
-        with pytest.raises(CheckpointError, match=rf"{odd} is not a regular file; weights are read from plain files"):
+        with pytest.raises(CheckpointError, match=rf"{odd} is not a regular file; only plain files are read"):
             RawFile(odd)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
@@ -212,11 +207,3 @@ def test_handles_are_closed(path: Path, tmp_path: Path) -> None:
             with pytest.raises(CheckpointError):
                 RawFile(odd)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_digest_names_its_algorithm() -> None:
-    assert algorithm_of("blake3:00") == "blake3"
-    with pytest.raises(CheckpointError, match="must be of the form"):
-        algorithm_of("00")
-    with pytest.raises(CheckpointError, match="hash algorithm must be blake3 or sha256, got 'md5'"):
-        Hasher("md5")

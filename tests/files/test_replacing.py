@@ -97,7 +97,12 @@ def test_a_file_taken_for_left_that_is_still_being_removed(tmp_path: Path, monke
             (path,) = tmp_path.iterdir()
             handle = os.open(path, os.O_RDWR)
             original(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            removers.append(threading.Timer(0.05, lambda: (path.unlink(), os.close(handle))))
+
+            def remove() -> None:
+                path.unlink()
+                os.close(handle)
+
+            removers.append(threading.Timer(0.05, remove))
             removers[0].start()
         original(file, mode)  # type: ignore[arg-type]
 

@@ -1,17 +1,12 @@
-"""The command `align`."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import How, Input, command
-from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Out, Places, SavedModel, Split, Unlabelled
-from orthomerge.cli.printing import print_alignment, print_json
+from orthomerge.cli.flags import How, Input, Parts, command
+from orthomerge.cli.options import Columns, Force, Limit, Out, Saved, SavedModel, Split, Unlabelled
+from orthomerge.cli.printing import alignment_lines
+from orthomerge.core.progress import Progress
 
 
 @command(
@@ -36,10 +31,9 @@ def align(
     seed: Annotated[int, How("Random seed of --limit and of random aligners.", "N")] = 0,
     out: Out,
     force: Force = False,
-    places: Places,
-    compute: Compute,
-    display: Display,
-) -> None:
+    saved: Saved,
+    progress: Progress,
+) -> Parts:
     """Fit the heads of a merged model to its encoder.
 
     Inputs need no labels: the targets are the outputs of the experts. The encoder does not change, and most aligners
@@ -53,25 +47,20 @@ def align(
 
     options = read_options(settings)
     sources = sources_of(columns.of(data), om.load(model).tasks)
-    inputs = existing([model, *sources.values(), *(places.expert or {}).values(), places.base])
+    inputs = existing([model, *sources.values(), *(saved.expert or {}).values(), saved.base])
     check_target(Path(out), force=force, inputs=inputs)
-    with display.progress() as progress:
-        aligned = om.align(
-            model,
-            sources,
-            aligner=aligner,
-            options=options,
-            experts=places.expert,
-            base=places.base,
-            split=split,
-            limit=limit,
-            seed=seed,
-            encoding=compute.encoding(),
-            progress=progress,
-        )
-        manifest = write_model(aligned, Path(out), force=force, inputs=inputs, progress=progress)
-    if display.json:
-        print_json({"out": out, "manifest": manifest})
-        return
-    print_alignment(manifest)
-    click.echo(f"wrote {out}, verified")
+    aligned = om.align(
+        model,
+        sources,
+        aligner=aligner,
+        options=options,
+        split=split,
+        limit=limit,
+        seed=seed,
+        progress=progress,
+        **saved.options(),
+    )
+    manifest = write_model(aligned, Path(out), force=force, inputs=inputs, progress=progress)
+    yield {"out": out, "manifest": manifest}
+    yield from alignment_lines(manifest)
+    yield f"wrote {out}, verified"

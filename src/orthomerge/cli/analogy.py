@@ -1,19 +1,15 @@
-"""The command `analogy`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.editing import open_request, write_edited
-from orthomerge.cli.flags import How, Input, command
-from orthomerge.cli.options import Base, Compute, Display, Dtype, Experts, Force, Grid, OutIfAny
-from orthomerge.cli.printing import print_json, print_tables, score_cell
+from orthomerge.cli.flags import How, Input, Parts, command
+from orthomerge.cli.options import Edit
+from orthomerge.cli.printing import score_cell
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table
 
 if TYPE_CHECKING:
@@ -26,18 +22,12 @@ if TYPE_CHECKING:
 )
 def analogy(
     *,
-    experts: Experts = (),
-    base: Base = None,
+    edit: Edit,
     of: Annotated[str, Input("A is to B as C is to the task of --data.", "A:B::C")],
     data: Annotated[Mapping[str, str], Input("Labelled validation and test data of the new task.", "TASK=PATH")],
     independent: Annotated[bool, How("Search separate coefficients for C and B - A.")] = False,
-    grid: Grid = None,
-    out: OutIfAny = None,
-    dtype: Dtype = None,
-    force: Force = False,
-    compute: Compute,
-    display: Display,
-) -> None:
+    progress: Progress,
+) -> Parts:
     """Make a model for a task without training data.
 
     The model is C + (B - A) with the head of C. An expert of the task itself, if given, is scored for comparison.
@@ -48,37 +38,18 @@ def analogy(
     if len(data) > 1:
         raise RecipeError(f"an analogy is for one task, got --data of {len(data)}")
     ((task, source),) = data.items()
-    request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
-    with display.progress() as progress:
-        result = om.analogy(
-            opened,
-            form,
-            task,
-            source,
-            independent=independent,
-            dtype=request.dtype,
-            seed=request.seed,
-            encoding=compute.encoding(cached=False),
-            progress=progress,
-            **({} if grid is None else {"grid": grid}),
-        )
-        if display.json:
-            print_json({**asdict(result.search), "out": None if result.model is None else request.out})
-        else:
-            _print(result.search, form)
-        write_edited(
-            result.model,
-            request,
-            data=[source],
-            force=force,
-            as_json=display.json,
-            progress=progress,
-            reason=f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not "
-            "written; give another --grid, or another analogy",
-        )
+    request, experts, options = edit.open(progress)
+    found = om.analogy(experts, form, task, source, independent=independent, **options)
+    yield {**asdict(found.search), "out": None if found.model is None else request.out}
+    yield from _lines(found.search, form)
+    reason = (
+        f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not written; "
+        "give another --grid, or another analogy"
+    )
+    yield from edit.write(found.model, request, data=[source], reason=reason, progress=progress)
 
 
-def _print(search: Analogy, form: Form) -> None:
+def _lines(search: Analogy, form: Form) -> Parts:
     best = search.best
     rows = {
         "base": search.base,
@@ -88,11 +59,11 @@ def _print(search: Analogy, form: Form) -> None:
     }
     if search.expert is not None:
         rows[f"fine-tuned on {search.task}"] = search.expert
-    columns = ("test accuracy", search.task)
-    print_tables([Table.of("", columns, ((title, score_cell(score)) for title, score in rows.items()), left=2)])
-    click.echo(
+    cells = ((title, score_cell(score)) for title, score in rows.items())
+    yield Table.of("", ("test accuracy", search.task), cells, left=2)
+    yield (
         f"{best.scale:g} {form.c} + {best.shift:g} ({form.b} - {form.a}), scored with the head of {form.c}; "
         f"coefficients chosen on validation data of {search.task}"
     )
     if best.scale == best.shift == 0:
-        click.echo("that is the base: nothing of the grid is better")
+        yield "that is the base: nothing of the grid is better"

@@ -35,17 +35,6 @@ _GROUPS = {  # names of commands; each is a module of this package
     "Judge": ("evaluate", "diagnose", "inspect"),
     "Research": ("finetune", "align", "negate", "analogy", "run", "report", "reproduce", "list"),
 }
-_RENAMED = {
-    "--expert": "an argument EXPERT or NAME=EXPERT",
-    "--run": "--out",
-    "--to": "--out",
-    "plan": "merge --dry-run",
-    "verify": "inspect --verify",
-    "methods": "list methods",
-    "aligners": "list aligners",
-    "suite": "list suites or reproduce build",
-    "sweep": "run",
-}
 _EXAMPLES = """
   orthomerge merge topic tone=tone.pth --base base --out merged
   orthomerge merge topic tone --base base --data texts --out merged
@@ -126,14 +115,12 @@ def _handle_signals() -> list[int]:
 
 def _refuse(error: click.ClickException) -> NoReturn:
     """Print the error of a command line and the command of its help, and exit."""
-    context = getattr(error, "ctx", None)
-    name = getattr(error, "option_name", getattr(error, "command_name", ""))
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         sys.stderr.write(f"{error.format_message()}\n")
     else:
+        context = getattr(error, "ctx", None)
         path = "orthomerge" if context is None else context.command_path
-        message = f"{name} is {_RENAMED[name]} now" if name in _RENAMED else error.format_message()
-        sys.stderr.write(f"orthomerge: {message}\nTry: {path} -h\n")
+        sys.stderr.write(f"orthomerge: {error.format_message()}\nTry: {path} -h\n")
     raise SystemExit(error.exit_code) from None
 
 

@@ -1,16 +1,11 @@
-"""The command `diagnose`."""
-
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import How, Input, Output, command
-from orthomerge.cli.options import Columns, Compute, Display, Labelled, Limit, Places, Suite, SuiteFolder
-from orthomerge.cli.printing import print_json, print_progress, print_verdict
+from orthomerge.cli.flags import How, Input, Output, Parts, command
+from orthomerge.cli.options import Columns, Labelled, Limit, Saved, Suite, SuiteFolder
+from orthomerge.cli.printing import verdict_lines
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import Progress
 
 
 @command(
@@ -34,10 +29,9 @@ def diagnose(
     out: Annotated[
         str, Output("Run folder: records are read, diagnosis.json is written.", "FOLDER", short="-o")
     ] = "runs/evaluation",
-    places: Places,
-    compute: Compute,
-    display: Display,
-) -> None:
+    saved: Saved,
+    progress: Progress,
+) -> Parts:
     """Explain what a merge lost, and what to try next.
 
     Tells how much is misalignment that new heads recover, how much is gone, and which experts conflict.
@@ -47,19 +41,16 @@ def diagnose(
 
     detail = Detail(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)
     sources = columns.of(data)
-    with display.progress() as progress:
-        options: dict[str, Any] = {"detail": detail, "scales": scales, "out": out, "progress": progress}
-        if suite is not None:
-            place = {"folder": folder, "data": sources, "say": print_progress}
-            diagnosis = diagnose_suite(suite, model, method=method, place=place, **vars(compute), **options)
-        elif model and data:
-            options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
-            diagnosis = om.diagnose(model, sources, **options)
-        else:
-            raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")
-    if display.json:
-        verdict = [vars(finding) for finding in diagnosis.verdict]
-        print_json({"method": diagnosis.method, "verdict": verdict, "run": out})
-        return
-    print_verdict(diagnosis)
-    click.echo(f"{len(diagnosis.figures)} figures and their numbers are in {out}/diagnosis.json")
+    options: dict[str, Any] = {"detail": detail, "scales": scales, "out": out, "progress": progress}
+    if suite is not None:
+        place = {"folder": folder, "data": sources, "say": progress.say}
+        diagnosis = diagnose_suite(
+            suite, model, method=method, place=place, device=saved.device, batch=saved.batch, **options
+        )
+    elif model and data:
+        diagnosis = om.diagnose(model, sources, **saved.options(), **options)
+    else:
+        raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")
+    yield {"method": diagnosis.method, "verdict": [vars(finding) for finding in diagnosis.verdict], "run": out}
+    yield from verdict_lines(diagnosis)
+    yield f"{len(diagnosis.figures)} figures and their numbers are in {out}/diagnosis.json"

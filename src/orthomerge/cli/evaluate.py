@@ -1,17 +1,11 @@
-"""The command `evaluate`."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import How, Input, Output, command
-from orthomerge.cli.options import Columns, Compute, Display, Labelled, Places, RunFolder, Suite, SuiteFolder
-from orthomerge.cli.printing import print_json, print_progress, print_tables
+from orthomerge.cli.flags import How, Input, Output, Parts, command
+from orthomerge.cli.options import Columns, Labelled, RunFolder, Saved, Suite, SuiteFolder
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import Progress
 
 
 @command(
@@ -51,10 +45,9 @@ def evaluate(
     out: RunFolder = "runs/evaluation",
     against: Annotated[str | None, Output("Compare every model with this one.", "NAME", default="the best")] = None,
     margin: Annotated[float, Output("Models that differ by less may be comparable.", "POINTS")] = 1.0,
-    places: Places,
-    compute: Compute,
-    display: Display,
-) -> None:
+    saved: Saved,
+    progress: Progress,
+) -> Parts:
     """Compare merged models with their experts.
 
     Every score names the inputs that were used: none (data-free), inductive or transductive.
@@ -63,27 +56,22 @@ def evaluate(
     from orthomerge.api.suite import evaluate_suite
     from orthomerge.evaluation.scores import check_run
 
-    if not margin > 0:
-        raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
     protocols = read_protocols(protocol, aligner, shots=shots, seeds=seeds, access=access)
     check_run(Path(out))
     sources = columns.of(data)
-    with display.progress() as progress:
-        options: dict[str, Any] = {"against": against, "margin": margin / 100, "progress": progress}
-        if suite is not None:
-            place = {"folder": folder, "data": sources, "say": print_progress}
-            scores = evaluate_suite(suite, method, protocols=protocols, place=place, **vars(compute), **options)
-        elif models and data:
-            options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
-            options["references"] = ("expert",) if references else ()
-            scores = om.evaluate(models, sources, protocols=protocols, **options)
-        else:
-            raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
-        scores.write(out)
-    if display.json:
-        print_json(scores.as_dict())
-        return
-    print_tables(scores.tables())
+    options: dict[str, Any] = {"protocols": protocols, "against": against, "margin": margin / 100}
+    options["progress"] = progress
+    if suite is not None:
+        place = {"folder": folder, "data": sources, "say": progress.say}
+        scores = evaluate_suite(suite, method, place=place, device=saved.device, batch=saved.batch, **options)
+    elif models and data:
+        seen: tuple[Literal["expert"], ...] = ("expert",) if references else ()
+        scores = om.evaluate(models, sources, references=seen, **saved.options(), **options)
+    else:
+        raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
+    scores.write(out)
+    yield scores.as_dict()
+    yield from scores.tables()
     for note in scores.notes:
-        click.echo(f"\nwarning: {note}")
-    click.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
+        yield f"\nwarning: {note}"
+    yield f"\nrecords, predictions, comparisons and the tables are in {out}"

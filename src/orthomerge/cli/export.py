@@ -1,15 +1,8 @@
-"""The command `export`."""
-
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import Input, Output, command
-from orthomerge.cli.options import Display, Force, Out, SavedModel
-from orthomerge.cli.printing import print_json
+from orthomerge.cli.flags import Input, Output, Parts, command
+from orthomerge.cli.options import Force, Out, SavedModel
 from orthomerge.core.errors import RecipeError
 
 
@@ -27,24 +20,20 @@ def export(
         Literal["transformers", "onnx"], Output("onnx needs orthomerge[onnx].")
     ] = "transformers",
     force: Force = False,
-    display: Display,
-) -> None:
+) -> Parts:
     """Write folders for transformers, or ONNX graphs.
 
     A folder of one task loads as an ordinary classifier, also in pipeline().
     """
-    if all_heads and format != "onnx":
-        raise RecipeError("a transformers classifier has one head; give --task, or --format onnx with --all-heads")
     if (task is None) != all_heads:
         either = " or --all-heads, not both" if all_heads else ", or --all-heads for onnx"
         raise RecipeError(f"give --task TASK{either}")
     about: Any = om.export(model, out, task=task, format=format, force=force)
-    if display.json:
-        print_json({"out": out, **about})
-    elif format == "transformers":
-        click.echo(f"wrote {out}: load it with transformers, or pipeline(..., model={out!r})")
+    yield {"out": out, **about}
+    if format == "transformers":
+        yield f"wrote {out}: load it with transformers, or pipeline(..., model={out!r})"
     else:
-        click.echo(
+        yield (
             f"wrote {out}/model.onnx: inputs {', '.join(about['inputs'])}; outputs {', '.join(about['outputs'])}; "
             f"logits are within {max(about['gap'].values()):.1e} of torch's in onnxruntime"
         )

@@ -1,15 +1,9 @@
-"""The command `finetune`."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 
-import click
-
-from orthomerge.cli.flags import How, Input, command
-from orthomerge.cli.options import Columns, Display, Force, Out
-from orthomerge.cli.printing import print_json, print_progress
+from orthomerge.cli.flags import How, Input, Parts, command
+from orthomerge.cli.options import Columns, Force, Out
+from orthomerge.core.progress import Progress
 
 _SETTINGS = (
     "mode=full, head_first, frozen_head, lora, linearised or tau_jp; also epochs, lr, batch, max_length, device, ...; "
@@ -34,8 +28,8 @@ def finetune(
     ] = None,
     out: Out,
     force: Force = False,
-    display: Display,
-) -> None:
+    progress: Progress,
+) -> Parts:
     """Make an expert: fine-tune a base on one task."""
     from orthomerge.api.finetune import write_expert
     from orthomerge.api.request import read_options
@@ -46,10 +40,8 @@ def finetune(
         out,
         others=[columns.of(source) for source in other],
         force=force,
-        progress=None if display.quiet else lambda report: print_progress(str(report)),
+        progress=lambda report: progress.say(str(report)),
         **read_options(settings),
     )
-    if display.json:
-        print_json({"out": out, "metrics": metrics})
-    else:
-        click.echo(f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    yield {"out": out, "metrics": metrics}
+    yield f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())

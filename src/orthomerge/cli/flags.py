@@ -1,13 +1,15 @@
-"""Commands made from functions: the signature gives the flags, the docstring the help.
+"""Commands made from functions: the signature gives the flags, the docstring the help, the yielded parts the output.
 
 A parameter is `Annotated[type, Input("help")]`, or a dataclass of such fields that several commands share. `Literal`
 gives choices, a mapping a repeated NAME=PATH (in a union with `str`: or one PATH), a tuple of numbers a list with
-commas, a tuple of texts a repeated flag, and a `bool` that is true by default gets `--no-NAME`.
+commas, a tuple of texts a repeated flag, and a `bool` that is true by default gets `--no-NAME`. A parameter `progress`
+is no flag: it shows progress on standard error until the first part is yielded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from inspect import Parameter, signature
 from types import UnionType
@@ -15,9 +17,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from orthomerge.cli.printing import Part, show, shown
 from orthomerge.core.errors import RecipeError, nearest
 
+Parts = Iterator[Part]
 _PROGRAM = "orthomerge"
+_DISPLAY = (
+    click.Option(["--json"], is_flag=True, help="Print one JSON document."),
+    click.Option(["-q", "--quiet"], is_flag=True, help="Print no progress."),
+    click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, help="Print the traceback of an error."),
+)
 
 
 @dataclass(frozen=True)
@@ -51,18 +60,21 @@ class Output(Flag):
 class Command(click.Command):
     """Command that calls a function. `usage` and `examples`: lines without the program's name."""
 
-    def __init__(self, function: Callable[..., None], usage: Sequence[str], examples: Sequence[str]) -> None:
+    def __init__(self, function: Callable[..., Parts], usage: Sequence[str], examples: Sequence[str]) -> None:
         self.function, self.usage, self.examples = function, usage, examples
-        self.sections: dict[str, list[click.Parameter]] = {}
+        self.sections: dict[str, list[click.Parameter]] = {"Input": [], "How": [], "Output": []}
         self.groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-        for parameter, kind in _parameters(function):
+        parameters = _parameters(function)
+        self.reports = parameters.pop("progress", None) is not None
+        for name, (kind, default) in parameters.items():
+            fields = {name: (kind, default)}
             if isinstance(kind, type) and is_dataclass(kind):
-                options = [_option(field, hint) for field, hint in _parameters(kind)]
-                self.sections[kind.__name__] = options
-                self.groups[parameter.name] = kind, [option.name or "" for option in options]
-            else:
-                section = type(get_args(kind)[1]).__name__
-                self.sections.setdefault(section, []).append(_option(parameter, kind))
+                fields = _parameters(kind)
+                self.groups[name] = kind, list(fields)
+            for field, (annotated, value) in fields.items():
+                type_, flag = get_args(annotated)
+                self.sections[type(flag).__name__].append(_option(field, type_, flag, value))
+        self.sections["Output"] += _DISPLAY
         super().__init__(
             function.__name__,
             callback=self._call,
@@ -71,10 +83,15 @@ class Command(click.Command):
             context_settings={"help_option_names": ["-h", "--help"]},
         )
 
-    def _call(self, **values: Any) -> None:
+    def _call(self, *, json: bool, quiet: bool, **values: Any) -> None:
         for name, (group, fields) in self.groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields})
-        self.function(**values)
+        with ExitStack() as stack:
+            if self.reports:
+                values["progress"] = stack.enter_context(shown(quiet=quiet or json))
+            for part in self.function(**values):
+                stack.close()  # a bar ends before anything is printed
+                show(part, as_json=json)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per form of the command."""
@@ -87,11 +104,13 @@ class Command(click.Command):
         self.format_help_text(ctx, formatter)
         formatter.write("\n" + "".join(f"  {_PROGRAM} {line}\n" for line in self.examples))
         for title, section in self.sections.items():
-            with formatter.section(title):
-                formatter.write_dl([row for option in section if (row := option.get_help_record(ctx)) is not None])
+            rows = [row for option in section if (row := option.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
-def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Callable[..., None]], Command]:
+def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Callable[..., Parts]], Command]:
     """Decorate a function to make it a command."""
     return lambda function: Command(function, usage, examples)
 
@@ -142,25 +161,24 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
         raise click.BadParameter(message, ctx, option) from error
 
 
-def _parameters(function: Callable[..., Any]) -> list[tuple[Parameter, Any]]:
-    """Return the parameters of a function, or the fields of a dataclass, with their types."""
+def _parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of the parameters of a function, or of the fields of a dataclass."""
     hints = get_type_hints(function, include_extras=True)
-    return [(parameter, hints[name]) for name, parameter in signature(function).parameters.items()]
+    return {name: (hints[name], parameter.default) for name, parameter in signature(function).parameters.items()}
 
 
-def _option(parameter: Parameter, annotated: Any) -> click.Parameter:
+def _option(name: str, kind: Any, flag: Flag, default: Any) -> click.Parameter:
     """Make the argument or option of a parameter."""
-    kind, flag = get_args(annotated)
-    required = parameter.default is Parameter.empty
+    required = default is Parameter.empty
     options: dict[str, Any] = {"required": required, "metavar": flag.metavar, **_reading(kind)}
     if flag.positional:
         nargs = -1 if options.pop("multiple", False) else 1
-        return _Argument(parameter.name, text=flag.help, nargs=nargs, **options)
-    value = None if required else parameter.default
-    name = flag.name or "--" + parameter.name.replace("_", "-")
-    names = [*filter(None, (flag.short, f"{name}/--no-{name[2:]}" if value is True else name)), parameter.name]
-    shown = flag.default or _shown(value)
-    text = f"{flag.help}  [default: {shown}]" if shown else flag.help
+        return _Argument(name, text=flag.help, nargs=nargs, **options)
+    value = None if required else default
+    long = flag.name or "--" + name.replace("_", "-")
+    names = [*filter(None, (flag.short, f"{long}/--no-{long[2:]}" if value is True else long)), name]
+    words = flag.default or _shown(value)
+    text = f"{flag.help}  [default: {words}]" if words else flag.help
     return click.Option(names, default=value, help=text, **options)
 
 

@@ -1,20 +1,12 @@
-"""The command `merge`."""
-
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import click
-
-from orthomerge.cli.flags import How, Input, Output, command
-from orthomerge.cli.options import Base, Columns, Display, Dtype, Experts, Force, Limit, Split, Unlabelled
-from orthomerge.cli.printing import print_alignment, print_fit, print_json, print_progress, print_tables
+from orthomerge.cli.flags import How, Input, Output, Parts, command
+from orthomerge.cli.options import Base, Columns, Dtype, ExpertPaths, Force, Limit, Split, Unlabelled
+from orthomerge.cli.printing import alignment_lines, fit_lines
+from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table, plain
-
-if TYPE_CHECKING:
-    from orthomerge.runs.recipe import Recipe
 
 
 @command(
@@ -28,7 +20,7 @@ if TYPE_CHECKING:
 )
 def merge(
     *,
-    experts: Experts = (),
+    experts: ExpertPaths = (),
     base: Base = None,
     data: Unlabelled = None,
     split: Annotated[Split | None, Input("Split of the data to fit to.", default="train")] = None,
@@ -51,14 +43,17 @@ def merge(
     max_shard_size: Annotated[str | None, Output("Maximum size of a file of weights.", "SIZE", default="5GB")] = None,
     force: Force = False,
     dry_run: Annotated[bool, Output("Check headers and list all problems; write nothing.")] = False,
-    display: Display,
-) -> None:
+    progress: Progress,
+) -> Parts:
     """Merge experts into one model; with --data, fit it to inputs.
 
     Each task keeps its own labels and head on the one merged encoder.
     """
     from orthomerge.api.merge import search_scale
     from orthomerge.api.request import read_request
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.manifest import read_manifest
+    from orthomerge.runs.models import plan, write
 
     recipe = read_request(
         experts,
@@ -75,70 +70,53 @@ def merge(
         max_shard_size=max_shard_size,
     )
     if dry_run:
-        _plan(recipe, as_json=display.json)
+        planned = plan(recipe)
+        yield planned.document
+        yield from _plan(planned.document)
+        if planned.problems:
+            raise SystemExit(planned.problems[0].error.exit_code)
         return
     if recipe.searches_scale:
-        search = search_scale(recipe, columns.of(data))
+        opened, chosen = Experts(recipe.opening).check(), recipe.merge
+        how = {"seed": chosen.seed, "device": chosen.device, "vector": chosen.vector}
+        search = search_scale(opened, chosen.method, columns.of(data), chosen.parameters, **how)
         recipe = recipe.with_scale(search.best)
-        if not display.silent:
-            print_progress(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
-    _write(recipe, force=force, display=display)
-
-
-def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
-    from orthomerge.runs.models import write
-
+        progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
     started = time.perf_counter()
-    with display.progress() as progress:
-        written = write(recipe, force=force, progress=progress)
-    manifest = written.manifest
-    if display.json:
-        print_json({"out": str(written.out), "manifest": manifest})
-        return
+    folder = write(recipe, force=force, progress=progress)
+    manifest = read_manifest(folder)
+    yield {"out": str(folder), "manifest": manifest}
     if "fit" in manifest:
-        print_fit(manifest)
+        yield from fit_lines(manifest)
     if "alignment" in manifest:
-        print_alignment(manifest)
+        yield from alignment_lines(manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for file in manifest["files"].values() if not file.get("link"))
     seconds = time.perf_counter() - started
-    click.echo(f"wrote {written.out}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}")
+    yield f"wrote {folder}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}"
 
 
-def _plan(recipe: Recipe, *, as_json: bool) -> None:
-    """Print what a merge would do, and all its problems."""
-    from orthomerge.runs.models import plan
-
-    planned = plan(recipe)
-    if as_json:
-        print_json(planned.as_dict())
-    else:
-        _print_plan(planned.as_dict())
-    if planned.problems:
-        raise SystemExit(planned.problems[0].error.exit_code)
-
-
-def _print_plan(document: Mapping[str, Any]) -> None:
+def _plan(document: Mapping[str, Any]) -> Parts:
+    """Yield what a merge would do, and all its problems."""
     if "heads" in document:
         tensors, sizes = document["tensors"], {key: size / 1e6 for key, size in document["bytes"].items()}
         rows = [(task, str(len(labels)), ", ".join(labels)) for task, labels in document["heads"].items()]
-        print_tables([Table.of("", ("expert", "classes", "labels"), rows, left=3, wrap=("labels",))])
-        click.echo(
+        yield Table.of("", ("expert", "classes", "labels"), rows, left=3, wrap=("labels",))
+        yield (
             f"{document['method']} of {len(rows)} {document['family']} experts: {tensors['merged']} tensors merged, "
             f"{tensors['copied']} copied, {len(document['left_out']['base'])} of the base left out\n"
-            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB, "
-            f"at most {sizes['memory']:,.0f} MB of blocks in memory"
+            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB"
         )
     for name in ("fit", "align"):
         if name in document:
             section = document[name]
             most = f", at most {section['limit']} per task" if section["limit"] else ""
-            click.echo(f"{name}: inputs of the {section['split']} split of {', '.join(section['tasks'])}{most}")
+            yield f"{name}: inputs of the {section['split']} split of {', '.join(section['tasks'])}{most}"
     for note in document["notes"]:
-        click.echo(f"note: {plain(note)}")
+        yield f"note: {plain(note)}"
     if document["ok"]:
-        click.echo("no problems")
+        yield "no problems"
         return
     rows = [(str(number), *problem.values()) for number, problem in enumerate(document["problems"], 1)]
     columns = ("where", "problem", "what to do")
-    print_tables([Table.of("", ("", *columns), rows, left=4, wrap=columns)])
+    yield Table.of("", ("", *columns), rows, left=4, wrap=columns)

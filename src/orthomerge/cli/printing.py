@@ -1,14 +1,14 @@
-"""Output of commands: documents, tables, messages and progress."""
+"""Output of commands: documents, texts, tables and progress."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from textwrap import fill
+from textwrap import TextWrapper, fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,29 +22,42 @@ if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
     from orthomerge.evaluation.metrics import Score
 
+Part = str | Table | Mapping[str, Any] | list[Any]
 _EVERY = 5.0  # seconds between lines of progress in a log
+_NARROW = 12  # letters: smallest width of a column that wraps
 
 
-def print_json(document: Any) -> None:
-    """Print a document as JSON."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+def show(part: Part, *, as_json: bool = False) -> None:
+    """Print a part of the output: a text or table for people, or a document for `--json`."""
+    if isinstance(part, str | Table) == as_json:
+        return
+    if isinstance(part, Table):
+        _print_table(part)
+    else:
+        click.echo(part if isinstance(part, str) else json.dumps(part, indent=2, ensure_ascii=False, default=str))
 
 
-def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables as wide as the terminal, with a blank line before each title."""
+def _print_table(table: Table) -> None:
+    """Print a table, with a blank line before a title. Only columns that wrap are narrowed to fit the terminal."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid, columns = Grid(box=None, pad_edge=False), zip(table.names, *table.texts, strict=True)
+    widths = [max(cell_len(plain(text)) for text in column) for column in columns]
+    least = [_NARROW if column.wrap else width for column, width in zip(table.columns, widths, strict=True)]
+    for column, width in zip(table.columns, least, strict=True):
+        wrap: dict[str, Any] = {"no_wrap": not column.wrap, "overflow": "fold", "min_width": width}
+        grid.add_column(Text(plain(column.name)), justify=column.align, **wrap)
+    for row in table.texts:
+        grid.add_row(*(Text(plain(text)) for text in row))
     width = get_terminal_size().columns
-    for table in tables:
-        if table.title:
-            click.echo(f"\n{plain(table.title)}")
-        header, *rows = table.text(width).split("\n")
-        click.echo("\n".join((click.style(header, bold=True), *rows)))
-        if table.note:
-            click.echo(fill(plain(table.note), width))
-
-
-def print_progress(text: str) -> None:
-    """Print a line on standard error."""
-    sys.stderr.write(f"{text}\n")
+    if table.title:
+        click.echo(f"\n{plain(table.title)}")
+    Console(width=max(width, sum(least) + 2 * len(least) - 2), highlight=False).print(grid)
+    for line in table.note.splitlines():
+        click.echo(fill(plain(line), width))
 
 
 def score_cell(score: Score) -> str:
@@ -52,44 +65,39 @@ def score_cell(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f}-{100 * score.high:.1f})"
 
 
-def print_alignment(manifest: Mapping[str, Any]) -> None:
-    """Print one line per task: number of inputs, facts of the aligner, parameters added; then the notes."""
+def alignment_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line per task: number of inputs, facts of the aligner, parameters added; then the notes."""
     alignment = manifest["alignment"]
     for task, results in alignment["tasks"].items():
-        facts = ", ".join(f"{name} {_shown(value)}" for name, value in results["facts"].items()) or "no facts"
+        facts = ", ".join(f"{name} {_short(value)}" for name, value in results["facts"].items()) or "no facts"
         added = results["extra"]["parameters"]
         size = f"{added:,} parameters added" if added else "nothing added"
         data = f"{results['inputs']} inputs of {alignment['split']}"
-        click.echo(f"{task}: {alignment['aligner']} on {data}; {facts}; {size}")
+        yield f"{task}: {alignment['aligner']} on {data}; {facts}; {size}"
     for note in manifest["notes"]:
-        click.echo(f"note: {note}")
+        yield f"note: {note}"
 
 
-def print_fit(manifest: Mapping[str, Any]) -> None:
-    """Print the method and inputs of a fit, and its results except tables."""
+def fit_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the method and inputs of a fit, and its results except tables."""
     fit = manifest["fit"]
     inputs = ", ".join(f"{task} {facts['inputs']}" for task, facts in fit["tasks"].items())
-    click.echo(f"{manifest['method']['name']} on unlabelled inputs of {fit['split']} ({fit['access']}): {inputs}")
+    yield f"{manifest['method']['name']} on unlabelled inputs of {fit['split']} ({fit['access']}): {inputs}"
     for name, value in fit["facts"].items():
         numbers = value if isinstance(value, Mapping) else {"": value}
         if not any(isinstance(number, Mapping) for number in numbers.values()):
-            texts = (f"{key} {_shown(number)}".strip() for key, number in numbers.items())
-            click.echo(f"  {name.replace('_', ' ')}: {', '.join(texts)}")
+            texts = (f"{key} {_short(number)}".strip() for key, number in numbers.items())
+            yield f"  {name.replace('_', ' ')}: {', '.join(texts)}"
 
 
-def print_verdict(diagnosis: Diagnosis) -> None:
-    """Print every finding under its title."""
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = Console(highlight=False)
+def verdict_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield every finding: its title, and its indented text."""
+    wrapper = TextWrapper(get_terminal_size().columns, "  ", "  ", break_long_words=False, break_on_hyphens=False)
     for finding in diagnosis.verdict:
-        console.print(Text(finding.title, style="bold"))
-        console.print(Padding(Text(finding.text), (0, 0, 1, 2)))
+        yield f"{click.style(plain(finding.title), bold=True)}\n{wrapper.fill(plain(finding.text))}\n"
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -106,7 +114,7 @@ class Reporter(Watch):
         self.stage("", None)
 
     def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
-        self._line(f"[{place}/{count}] {name}: {'found, unchanged' if found else f'done in {seconds:.1f} s'}")
+        self.say(f"[{place}/{count}] {name}: {'found, unchanged' if found else f'done in {seconds:.1f} s'}")
 
     def stage(self, title: str, total: int | None) -> None:
         self._title = ": ".join(filter(None, (self._prefix, title)))
@@ -115,7 +123,7 @@ class Reporter(Watch):
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, description=self._title, total=total)
         elif self._title:
-            self._line(self._title + (f" {total / 1e6:,.0f} MB" if total else ""))
+            self.say(self._title + (f" {total / 1e6:,.0f} MB" if total else ""))
 
     def advance(self, count: int) -> None:
         self._done += count
@@ -126,9 +134,9 @@ class Reporter(Watch):
             self._last, rate = now, self._done / (now - self._started)
             left = (self._total - self._done) / rate if rate else 0
             share = 100 * self._done / self._total if self._total else 0
-            self._line(f"{self._title} {share:.0f} % ({rate / 1e6:,.0f} MB/s, {left:.0f} s left)")
+            self.say(f"{self._title} {share:.0f} % ({rate / 1e6:,.0f} MB/s, {left:.0f} s left)")
 
-    def _line(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, markup=False)
         else:

@@ -1,15 +1,10 @@
-"""The command `push`."""
-
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 
 import click
 
-from orthomerge.cli.flags import Input, command
-from orthomerge.cli.options import Display, SavedModel
-from orthomerge.cli.printing import print_json
+from orthomerge.cli.flags import Input, Parts, command
+from orthomerge.cli.options import SavedModel
 from orthomerge.core.errors import RecipeError
 
 
@@ -25,8 +20,7 @@ def push(
     revision: Annotated[str | None, Input("Branch, created if it does not exist.", "BRANCH", default="main")] = None,
     yes: Annotated[bool, Input("Upload without asking.", short="-y")] = False,
     dry_run: Annotated[bool, Input("Verify and list the files; upload nothing.")] = False,
-    display: Display,
-) -> None:
+) -> Parts:
     """Upload to the Hugging Face Hub.
 
     Only a model that verifies is uploaded. Log in with `hf auth login` first.
@@ -34,18 +28,16 @@ def push(
     from orthomerge.models.pushing import plan_upload, send
 
     upload = plan_upload(model, repo, private=private, revision=revision)
-    if not display.json:
-        for name, size in upload.files.items():
-            click.echo(f"{size:>15,}  {name}")
-        where = repo + (f", branch {revision}" if revision else "")
-        click.echo(f"{len(upload.files)} files, {upload.size / 1e6:,.1f} MB, verified; to {where}")
+    for name, size in upload.files.items():
+        yield f"{size:>15,}  {name}"
+    where = repo + (f", branch {revision}" if revision else "")
+    yield f"{len(upload.files)} files, {upload.size / 1e6:,.1f} MB, verified; to {where}"
     if not dry_run and not yes:
         _ask(repo, "private" if private else "public")
     address = None if dry_run else send(upload)
-    if display.json:
-        print_json({"repo": repo, "revision": revision, "files": upload.files, "commit": address})
-    elif address is not None:
-        click.echo(f"uploaded: {address}")
+    yield {"repo": repo, "revision": revision, "files": upload.files, "commit": address}
+    if address is not None:
+        yield f"uploaded: {address}"
 
 
 def _ask(repo: str, kind: str) -> None:

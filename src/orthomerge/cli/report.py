@@ -1,17 +1,9 @@
-"""The command `report`."""
-
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import Input, Output, command
-from orthomerge.cli.options import Display
-from orthomerge.cli.printing import print_json
+from orthomerge.cli.flags import Input, Output, Parts, command
 
 
 @command(usage=("report RUN --out PAGE.html [OPTIONS]",), examples=("report run --out report.html",))
@@ -20,18 +12,13 @@ def report(
     run: Annotated[str, Input("Run folder of `run`, `evaluate` or `diagnose`.", "RUN", positional=True)],
     title: Annotated[str | None, Input("Heading of the page.", "TEXT", default="name of suite or run")] = None,
     out: Annotated[str, Output("Page to write; its files are written beside it.", "PAGE.html", short="-o")],
-    display: Display,
-) -> None:
+) -> Parts:
     """Render a run as one self-contained HTML page.
 
     Its figures and tables are written as files too. No model is needed.
     """
     written = om.report(Path(run), Path(out), title=title)
-    if display.json:
-        print_json(asdict(written))
-        return
-    click.echo(f"{written.page} ({written.size / 1e6:.1f} MB, self-contained)")
-    click.echo(
-        f"{len(written.figures)} figures as PNG, SVG and CSV, {len(written.tables)} tables as Markdown, CSV and LaTeX:"
-    )
-    click.echo(f"{written.files}")
+    yield asdict(written)
+    figures, tables = len(written.figures), len(written.tables)
+    yield f"{written.page} ({written.size / 1e6:.1f} MB, self-contained)"
+    yield f"{figures} figures as PNG, SVG and CSV, {tables} tables as Markdown, CSV and LaTeX:\n{written.files}"

@@ -1,14 +1,10 @@
-"""The command `reproduce build`."""
-
-from __future__ import annotations
-
 from typing import Annotated
 
 import click
 
-from orthomerge.cli.flags import Input, Output, command
-from orthomerge.cli.options import Device, Display
-from orthomerge.cli.printing import print_json, print_progress, print_tables
+from orthomerge.cli.flags import Input, Output, Parts, command
+from orthomerge.cli.options import Device
+from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table
 
 
@@ -23,16 +19,15 @@ def build(
     base: Annotated[str | None, Input("Base to use instead.", "BASE", default="the suite's")] = None,
     device: Device = "auto",
     out: Annotated[str | None, Output("Folder of the suite.", "FOLDER", short="-o", default="a cache")] = None,
-    display: Display,
-) -> None:
+    progress: Progress,
+) -> Parts:
     """Build a suite: fetch or train its base and experts.
 
     Parts that already exist are kept.
     """
     from orthomerge.suites.table import build_suite
 
-    say = (lambda text: None) if display.quiet else print_progress
-    built = build_suite(suite, folder=out, data=data, base=base, device=device, say=say)
+    built = build_suite(suite, folder=out, data=data, base=base, device=device, say=progress.say)
     rows = {
         name: {
             "classes": len(task.labels),
@@ -41,13 +36,11 @@ def build(
         }
         for name, task in built.tasks.items()
     }
-    if display.json:
-        print_json({"suite": built.name, "folder": str(built.folder), "tasks": rows})
-        return
-    click.echo(f"{built.name} in {built.folder}, base {built.base}")
+    yield {"suite": built.name, "folder": str(built.folder), "tasks": rows}
+    yield f"{built.name} in {built.folder}, base {built.base}"
     columns = ("classes", "train", "val", "test")
     counts = ((name, *(str(row.get(column, "")) for column in columns)) for name, row in rows.items())
-    print_tables([Table.of("", ("task", *columns), counts, left=5)])
+    yield Table.of("", ("task", *columns), counts, left=5)
 
 
 reproduce = click.Group("reproduce", commands=[build], help="Build named benchmarks.")

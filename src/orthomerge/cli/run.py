@@ -1,5 +1,3 @@
-"""The command `run`."""
-
 from __future__ import annotations
 
 import shlex
@@ -7,12 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
-
 import orthomerge as om
-from orthomerge.cli.flags import Input, Output, command
-from orthomerge.cli.options import Display
-from orthomerge.cli.printing import print_json, print_tables, print_verdict
+from orthomerge.cli.flags import Input, Output, Parts, command
+from orthomerge.cli.printing import verdict_lines
+from orthomerge.core.progress import Watch
 
 if TYPE_CHECKING:
     from orthomerge.runs.run import Ran
@@ -35,67 +31,58 @@ def run(
     listed: Annotated[bool, Input("Print the cells of a sweep; run nothing.", name="--list")] = False,
     out: Annotated[str | None, Output("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None,
     force: Annotated[bool, Output("Compute everything again, and replace an earlier output.")] = False,
-    display: Display,
-) -> None:
+    progress: Watch,
+) -> Parts:
     """Carry out a recipe: merge, align, evaluate, report.
 
     With a section `sweep`, many merges are made and scored. Finished results are kept, so that the same command
     continues after an interruption.
     """
+    from orthomerge.runs.variants import check_sweep
+
     if listed:
-        _print_cells(recipe, as_json=display.json)
+        cells = [(cell.title, cell.seed) for cell in check_sweep(om.read_recipe(Path(recipe)))[0]]
+        yield [{"cell": title, "seed": seed} for title, seed in cells]
+        yield "\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells"))
         return
     words = [word for flag, value in (("--out", out), ("--on", on)) if value is not None for word in (flag, value)]
     line = shlex.join(["orthomerge", "run", recipe, *words])
-    with display.progress() as watch:
-        ran = om.run(recipe, out=out, on=on, force=force, watch=watch, command=line)
-    if display.json:
-        print_json(ran.as_dict())
-    else:
-        _print(ran)
+    ran = om.run(recipe, out=out, on=on, force=force, watch=progress, command=line)
+    yield ran.as_dict()
+    yield from _results(ran)
     if ran.swept is not None and ran.swept.failures:
         _print_failures(ran.folder, ran.swept)
         raise SystemExit(1)
 
 
-def _print_cells(recipe: str, *, as_json: bool) -> None:
-    from orthomerge.runs.variants import check_sweep
-
-    cells = [(cell.title, cell.seed) for cell in check_sweep(om.read_recipe(Path(recipe)))[0]]
-    if as_json:
-        print_json([{"cell": title, "seed": seed} for title, seed in cells])
-    else:
-        click.echo("\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells")))
-
-
-def _print(ran: Ran) -> None:
-    """Print tables and verdict, if there are any, then the paths of results."""
+def _results(ran: Ran) -> Parts:
+    """Yield tables and verdict, if there are any, then the paths of results."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
     from orthomerge.runs.choosing import best_table
 
     if ran.swept is not None:
-        print_tables([best_table(ran.swept.best, ran.swept.references)])
-        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} already done")
-        click.echo(f"all cells: {ran.folder / 'sweep.csv'}")
+        yield best_table(ran.swept.best, ran.swept.references)
+        yield f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} already done"
+        yield f"all cells: {ran.folder / 'sweep.csv'}"
     if "evaluate" in ran.stages:
-        print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
-        click.echo("")
+        yield from accuracy_tables(read_records(ran.folder / "records.jsonl"))
+        yield ""
     if "diagnose" in ran.stages:
-        print_verdict(read_diagnosis(ran.folder / FILE))
+        yield from verdict_lines(read_diagnosis(ran.folder / FILE))
     done = [name for name, state in ran.stages.items() if state == "done"]
     kept = [name for name, state in ran.stages.items() if state == "found"]
     if not done:
-        click.echo("nothing to do: everything is done, and its inputs have not changed (--force repeats it)")
+        yield "nothing to do: everything is done, and its inputs have not changed (--force repeats it)"
     elif ran.swept is None:
         seconds = sum(ran.seconds[name] for name in done)
         tail = f"; already done: {', '.join(kept)}" if kept else ""
-        click.echo(f"done in {seconds:.1f} s: {', '.join(done)}{tail}")
+        yield f"done in {seconds:.1f} s: {', '.join(done)}{tail}"
     if ran.out is not None:
-        click.echo(f"model: {ran.out}")
+        yield f"model: {ran.out}"
     if ran.page is not None:
-        click.echo(f"report: {ran.page}")
+        yield f"report: {ran.page}"
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:

@@ -12,6 +12,9 @@ class Progress:
     def advance(self, count: int) -> None:
         """Add `count` finished units."""
 
+    def say(self, text: str) -> None:
+        """Show a line of text that stays."""
+
 
 class Watch(Progress):
     """Observer of several results, each with stages."""

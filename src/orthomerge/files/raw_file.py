@@ -1,20 +1,17 @@
 """Weight files, read by position and hashed while they are read, and tensors in memory with the same interface.
 
-Files are read with `pread`, not memory-mapped: a file that shrinks meanwhile causes an error, not a crash. A digest
-names its algorithm, `blake3:1f2e...`. Every byte that a merge reads or writes is hashed, and BLAKE3 is several times
-as fast as SHA-256, which is kept to check files of earlier versions.
+Files are read with `pread`, not memory-mapped: a file that shrinks meanwhile causes an error, not a crash. Every byte
+that a merge reads or writes is hashed, and BLAKE3 is several times as fast as SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import threading
-from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
@@ -25,47 +22,22 @@ if TYPE_CHECKING:
 
 _GAP = 1 << 18  # bytes; a smaller gap between sequential reads is read at once, for the hash
 _STEP = 1 << 20
-_ALGORITHMS: Mapping[str, Any] = {"blake3": blake3, "sha256": hashlib.sha256}
 
 
-class Hasher:
-    """A running hash; its digest looks like `blake3:1f2e...`."""
-
-    def __init__(self, algorithm: str | None = None) -> None:
-        self._algorithm = algorithm or "blake3"
-        if self._algorithm not in _ALGORITHMS:
-            names = " or ".join(_ALGORITHMS)
-            raise CheckpointError(f"the hash algorithm must be {names}, got {algorithm!r}; update orthomerge")
-        self._hash = _ALGORITHMS[self._algorithm]()
-
-    def update(self, data: bytes | memoryview) -> None:
-        self._hash.update(data)
-
-    def digest(self) -> str:
-        return f"{self._algorithm}:{self._hash.hexdigest()}"
+def digest_of(data: bytes) -> str:
+    """Return the digest of bytes, such as `blake3:1f2e...`."""
+    return digest_text(blake3(data))
 
 
-def is_digest_of(data: bytes, expected: str) -> bool:
-    """Return whether bytes have the expected digest."""
-    hasher = Hasher(algorithm_of(expected))
-    hasher.update(data)
-    return hasher.digest() == expected
-
-
-def algorithm_of(digest: str) -> str:
-    """Return the algorithm of a digest."""
-    algorithm, colon, _ = digest.partition(":")
-    if not colon:
-        raise CheckpointError(
-            f"a digest must be of the form ALGORITHM:HEX, got {digest[:9]!r}; the manifest is damaged"
-        )
-    return algorithm
+def digest_text(hasher: blake3) -> str:
+    """Return the digest of what a hasher was updated with."""
+    return f"blake3:{hasher.hexdigest()}"
 
 
 class RawFile:
     """An open file, thread-safe; if its bytes are read in order, hashing it needs no second read."""
 
-    def __init__(self, path: Path, *, algorithm: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
         try:
@@ -76,17 +48,23 @@ class RawFile:
         except ValueError as error:  # a null byte in the name
             raise CheckpointError(f"cannot open {str(path)!r}: {error}") from error
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file; weights are read from plain files only")
+            raise CheckpointError(f"{path} is not a regular file; only plain files are read")
         self.size = status.st_size
         self._stamp = _stamp(status)
         self._lock = threading.Lock()
-        self._hasher = Hasher(algorithm)
+        self._hasher = blake3()
         self._hashed = 0  # number of bytes, from the start
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def whole(self, most: int) -> bytes:
+        """Read the whole file, which must have at most `most` bytes, without updating the hash."""
+        if self.size > most:
+            raise CheckpointError(f"{self.path} must have at most {most} bytes, got {self.size}; give a smaller file")
+        return self.bytes(0, self.size)
 
     def bytes(self, offset: int, length: int) -> bytes:
         """Read a few bytes without updating the hash."""
@@ -120,7 +98,7 @@ class RawFile:
                 view = memoryview(buffer)[: min(_STEP, self.size - self._hashed)]
                 self._fill(view, self._hashed)
                 self._hash(view)
-        return self._hasher.digest()
+        return digest_text(self._hasher)
 
     def check_unchanged(self) -> None:
         """Refuse a file that was replaced or rewritten since it was opened."""
@@ -184,10 +162,10 @@ class MemoryFile:
 
     def digest(self) -> str:
         """Return the hash of all tensors, in order."""
-        hasher = Hasher()
+        hasher = blake3()
         for start, tensor in self._tensors.items():
             hasher.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)
-        return hasher.digest()
+        return digest_text(hasher)
 
     def check_unchanged(self) -> None:
         """Refuse a model that was trained or edited since it was opened."""

@@ -1,8 +1,7 @@
 """Read safetensors files, with strict checks of the header, and write them as shards.
 
-The format is eight bytes of header length, a JSON header, and the tensors' bytes. The reference library accepts
-duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed here. Shards are written in
-order, hashed meanwhile, synced, read back and compared.
+The reference library accepts duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed
+here. Shards are written in order, hashed meanwhile, synced, read back and compared.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blake3 import blake3
+
 from orthomerge.core.errors import CheckpointError, OutputError
 from orthomerge.files.checkpoint import DTYPES, Entry, Spec
 from orthomerge.files.documents import parse_json, write_json
-from orthomerge.files.raw_file import Hasher, RawFile
+from orthomerge.files.raw_file import RawFile, digest_text
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +35,9 @@ _STEM = "model"
 METADATA = {"format": "pt"}  # required by transformers
 
 
-def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, Entry]:
-    """Return the entries of all tensors by name, in file order. `algorithm`: hash algorithm for the file."""
-    file = RawFile(path, algorithm=algorithm)
+def read_safetensors(path: Path) -> dict[str, Entry]:
+    """Return the entries of all tensors by name, in file order."""
+    file = RawFile(path)
     header, start = _header(file)
     header.pop("__metadata__", None)
     spans: list[tuple[int, int, str, Spec]] = []
@@ -173,10 +174,7 @@ def write_shards(
     progress: Callable[[int], None] = lambda count: None,
     stem: str = _STEM,
 ) -> list[Written]:
-    """Write STEM.safetensors or several shards, and an index of them if the stem is the default.
-
-    `blocks`: parts of the tensors, by name, in the order of `specs`.
-    """
+    """Write STEM.safetensors or shards with an index; `blocks` are parts of the tensors, in the order of `specs`."""
     shards = plan_shards(specs, max_bytes)
     # Blocks without elements are skipped: for an empty tensor, there may or may not be one.
     stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
@@ -200,11 +198,10 @@ def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
 def _write_shard(
     path: Path, specs: dict[str, Spec], stream: Iterator[tuple[str, memoryview]], progress: Callable[[int], None]
 ) -> Written:
-    hasher = Hasher()
     header = encode_header(specs, METADATA)
+    hasher = blake3(header)
     with path.open("xb") as file:
         file.write(header)
-        hasher.update(header)
         for name, spec in specs.items():
             remaining = spec.nbytes
             while remaining:
@@ -218,16 +215,17 @@ def _write_shard(
         file.flush()
         os.fsync(file.fileno())
     size = len(header) + sum(spec.nbytes for spec in specs.values())
-    _verify(path, specs, size, hasher.digest())
-    return Written(path.name, size, hasher.digest(), tuple(specs))
+    written = Written(path.name, size, digest_text(hasher), tuple(specs))
+    _verify(path, specs, written)
+    return written
 
 
-def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
+def _verify(path: Path, specs: dict[str, Spec], written: Written) -> None:
     """Read a shard back and compare it with the data that was written."""
     try:
         file, entries = RawFile(path), read_safetensors(path)
         same = {name: entry.spec for name, entry in entries.items()} == specs
-        same = same and file.size == size and file.digest() == digest
+        same = same and file.size == written.size and file.digest() == written.digest
     except CheckpointError:
         same = False
     if not same:
@@ -235,7 +233,6 @@ def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
 
 
 def _bytes(block: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor as bytes."""
     import torch
 
     return block.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from blake3 import blake3
+
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
 from orthomerge.files.lora import Adapter
-from orthomerge.files.raw_file import Hasher
+from orthomerge.files.raw_file import digest_text
 from orthomerge.files.safetensors import METADATA, encode_header
 
 if TYPE_CHECKING:
@@ -73,11 +75,9 @@ class FileTensors:
         return self.entry(key).spec.shape
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Read elements [start, stop) of the flattened tensor in float32."""
         return self.entry(key).read(start, stop).float()
 
     def origin(self, key: str) -> str:
-        """Return the file of a tensor, for messages."""
         return str(self.entry(key).file.path)
 
 
@@ -103,8 +103,6 @@ class AdaptedTensors:
 
 @dataclass(frozen=True, eq=False)
 class MemoryTensors:
-    """Tensors in memory by canonical name."""
-
     tensors: Mapping[str, torch.Tensor]
 
     @property
@@ -119,10 +117,10 @@ class MemoryTensors:
 class HashedTensors:
     """Tensors that are hashed while they stream; the hash is that of a safetensors file of them."""
 
-    def __init__(self, tensors: Tensors, prefix: str, *, algorithm: str | None = None) -> None:
+    def __init__(self, tensors: Tensors, prefix: str) -> None:
         self.specs = tensors.specs
-        self._tensors, self._hasher = tensors, Hasher(algorithm)
-        self._hasher.update(encode_header({prefix + key: spec for key, spec in self.specs.items()}, METADATA))
+        self._tensors = tensors
+        self._hasher = blake3(encode_header({prefix + key: spec for key, spec in self.specs.items()}, METADATA))
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
@@ -134,7 +132,7 @@ class HashedTensors:
             yield key, block
 
     def digest(self) -> str:
-        return self._hasher.digest()
+        return digest_text(self._hasher)
 
 
 def content_digest(tensors: Tensors, prefix: str) -> str:
