@@ -223,9 +223,7 @@ def make_tables(place: Path, work: Work, *scores: str) -> None:
         predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in scored}
         records += scored
     against = section.against if any(record.method == section.against for record in records) else None
-    comparisons = compare_records(
-        records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
-    )
+    comparisons = compare_records(records, predictions, against=against, margin=section.margin / 100)
     count = f"{len(swept.rows)} rows were scored on the same test inputs"
     notes = [*contamination_notes(work.encoded), f"{count}, so the best row is the best in hindsight; see sweep.md"]
     if failed:
