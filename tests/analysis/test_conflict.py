@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orthomerge.analysis.conflict import Conflict, effective_rank, in_order, layer_of
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.analysis.recorded import (
     coefficient_figure,
     fit_figures,

@@ -10,6 +10,7 @@ import torch
 from tests.alignment.planted import doubles, turn
 
 from orthomerge.alignment.folding import logits_from, read_by
+from orthomerge.analysis.diagnosis import Bars, Lines
 from orthomerge.analysis.families import (
     FAMILIES,
     Reading,
@@ -19,7 +20,6 @@ from orthomerge.analysis.families import (
     read_mapped,
     relative_distance,
 )
-from orthomerge.analysis.figures import Bars, Lines
 from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_figures, span
 from orthomerge.models.heads import Linear
 from orthomerge.testing.toys import HEADS, head_of, random

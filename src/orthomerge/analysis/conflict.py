@@ -17,7 +17,7 @@ from statistics import fmean
 
 import torch
 
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.vectors import TaskVectors
 

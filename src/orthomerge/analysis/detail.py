@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,10 +56,3 @@ def fitting_split(task: Task) -> Split:
         f"{task.name!r} must have a train or val split, to which a diagnosis fits maps, got a test split alone; "
         "give one of them (no labels are needed)"
     )
-
-
-def limited(task: Task, *, most: int | None, seed: int) -> Task:
-    if most is None:
-        return task
-    split = fitting_split(task)
-    return replace(task, splits={**task.splits, split: sample(task[split], most=most, seed=seed)})

@@ -7,17 +7,16 @@ sample of inputs, drawn from one seed, and figures that were left out, with the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.analysis.conflict import Conflict
-from orthomerge.analysis.detail import Detail, fitting_split, limited
-from orthomerge.analysis.diagnosis import Diagnosis
+from orthomerge.analysis.detail import Detail, fitting_split, sample
+from orthomerge.analysis.diagnosis import Diagnosis, Figure, Points
 from orthomerge.analysis.families import TaskComparison, accuracy_figure, compare_task, family_figures, mean_accuracy
-from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import FEWEST_FOR_CKA, layer_figures
 from orthomerge.analysis.points import LEAST, points_figure
@@ -134,11 +133,14 @@ def _setting(
     for name in tasks:
         if name not in experts.tasks:
             raise RecipeError(f"task {name!r} needs its expert, which was not given; {nearest(name, experts.tasks)}")
-    splits = {name: fitting_split(task) for name, task in tasks.items()}
-    tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
-    encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how, progress)
-    for name, split in splits.items():
-        encoded.features(model, name, split)
+    limited = {}
+    for name, task in tasks.items():
+        split = fitting_split(task)
+        part = task[split] if detail.limit is None else sample(task[split], most=detail.limit, seed=detail.seed)
+        limited[name] = replace(task, splits={**task.splits, split: part})
+    encoded = EncodedTasks(limited, {name: experts.teacher(name) for name in tasks}, how, progress)
+    for name, task in limited.items():
+        encoded.features(model, name, fitting_split(task))
         encoded.features(model, name, "test")
     return _Setting(model, experts, encoded, detail)
 

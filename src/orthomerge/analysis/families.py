@@ -28,7 +28,7 @@ from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.detail import Detail, chosen_inputs
-from orthomerge.analysis.figures import Bars, Heat, Series
+from orthomerge.analysis.diagnosis import Bars, Heat, Series
 from orthomerge.analysis.geometry import SHOWN, Geometry
 from orthomerge.analysis.recovery import Estimate, Hits, HitsByTask
 from orthomerge.core.errors import RecipeError
@@ -123,11 +123,8 @@ def compare_task(
     readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
     evidence = Evidence(head, support.merged.unlabelled(), support.expert.unlabelled(), seed)
     aligned = Aligned(make_aligner(detail.aligner)).build(evidence)
-    logits = {
-        "expert": logits_of(head, test.expert.values),
-        "merged": logits_of(classifier, test.merged.values),
-        "aligned": logits_of(aligned, test.merged.values),
-    }
+    logits = {"expert": logits_of(head, test.expert.values)}
+    logits |= {name: logits_of(own, test.merged.values) for name, own in (("merged", classifier), ("aligned", aligned))}
     own, best = (read_logits(logits[name], logits["expert"], head=head, truth=truth) for name in ("merged", "aligned"))
     if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
         readings["as it is"] = own

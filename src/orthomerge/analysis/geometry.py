@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orthomerge.analysis.figures import Bars, Curve, Lines, Series
+from orthomerge.analysis.diagnosis import Bars, Curve, Lines, Series
 
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}  # families of maps, and their names in figures
 _GRID_POINTS = 161

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from orthomerge.analysis.detail import Detail, sample
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract

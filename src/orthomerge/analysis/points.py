@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from orthomerge.alignment.folding import first_map, read_by
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.analysis.detail import Detail, chosen_inputs
+from orthomerge.analysis.diagnosis import Points, View, figure_key
 from orthomerge.analysis.families import TaskComparison
-from orthomerge.analysis.figures import Points, View, figure_key
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
 from orthomerge.models.features import FeaturePair

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from orthomerge.analysis.conflict import in_order, layer_of
-from orthomerge.analysis.figures import Bars, Curve, Heat, Lines, Series
+from orthomerge.analysis.diagnosis import Bars, Curve, Heat, Lines, Series
 from orthomerge.analysis.recovery import Estimate
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scale import ScaleSearch

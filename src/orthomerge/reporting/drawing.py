@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.analysis.diagnosis import Bars, Figure, Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import plain
 

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Points, Series
+from orthomerge.analysis.diagnosis import Bars, Curve, Figure, Heat, Points, Series
 from orthomerge.core.table import Value, csv_text, plain
 from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
 

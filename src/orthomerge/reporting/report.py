@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from orthomerge.analysis.figures import Figure, Points
+from orthomerge.analysis.diagnosis import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.table import plain

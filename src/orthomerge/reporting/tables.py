@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Series
+from orthomerge.analysis.diagnosis import Bars, Series
 from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison
