@@ -72,7 +72,8 @@ class Inputs:
 
     def extended(self, parts: Sequence[Part]) -> Inputs:
         """Append inputs to the pool; the targets stay the same."""
-        return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
+        device = self.pool.device
+        return replace(self, pool=Pool.of((*self.pool.parts, *parts), device, room=_room(device)))
 
     def raw(self, task: str) -> list[Any]:
         """Unprocessed inputs of a task: texts, or images as arrays."""
