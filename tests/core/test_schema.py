@@ -100,7 +100,7 @@ def test_wrong_data(data: dict[str, object], match: str) -> None:
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        *((data, "here must be a mapping of options, got") for data in (None, [], "path", 3)),
+        *((data, "here must be a mapping of options, got") for data in (None, ["path"], "path", 3)),
         ({"path": "p", 3: 4}, "here: unknown option '3'"),
         ({None: 4}, "here: unknown option 'None'"),
         ({}, "here: 'path' is missing"),
