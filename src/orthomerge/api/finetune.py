@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.open import open as open_named
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
 from orthomerge.data.reading import read_task
 from orthomerge.files.opening import locate
@@ -17,7 +18,6 @@ from orthomerge.tuning.settings import Tuning
 
 if TYPE_CHECKING:
     from orthomerge.models.model import Model
-    from orthomerge.tuning.loop import Progress
 
 
 def finetune(
@@ -27,7 +27,7 @@ def finetune(
     *,
     others: Iterable[Any] = (),
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     **tuning: Any,
 ) -> Model:
     """Fine-tune a base on a labelled task, write the expert to `out` and open it.
@@ -48,7 +48,7 @@ def write_expert(
     *,
     others: Iterable[Any] = (),
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     **tuning: Any,
 ) -> dict[str, float]:
     """Fine-tune a base, write the expert, and return the metrics of the last epoch."""

@@ -40,7 +40,7 @@ def finetune(
         out,
         others=[columns.of(source) for source in other],
         force=force,
-        progress=lambda report: progress.say(str(report)),
+        progress=progress,
         **read_options(settings),
     )
     yield {"out": out, "metrics": metrics}

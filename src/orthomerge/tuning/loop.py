@@ -11,7 +11,7 @@ ImageNet are added to the other tasks'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from torch import nn
 from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.files.run_state import RunState
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, epoch_order, sample, shifted
@@ -30,22 +31,6 @@ from orthomerge.tuning.settings import LINEARISED, Tuning
 
 _EVERY = 10  # steps between two reports, each of which waits for the GPU
 _EPS = 1e-12
-
-
-@dataclass(frozen=True)
-class Report:
-    """Progress of a run; loss and accuracy are means over the epoch so far, `val_accuracy` is None before its end."""
-
-    task: str
-    epoch: int
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    val_accuracy: float | None = None
-
-
-Progress = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,7 @@ class Run:
     train: Feed
     val: Feed
     others: Feed
-    progress: Progress | None = None
+    progress: Progress = SILENT
     state: RunState | None = None
 
     @property
@@ -194,14 +179,15 @@ class _Tally:
         self._sums[number] += torch.stack([value.detach().double() for value in values])
 
     def report(self, step: int, scores: Mapping[int, float]) -> None:
-        """Report progress, and refuse a loss that is not finite."""
+        """Report means over the epoch so far, and refuse a loss that is not finite."""
         loss, correct, _ = self._sums.sum(0).tolist()
-        run = self._run
-        run.check(loss, f"step {step} of {run.steps}")
-        if run.progress is not None:
-            val = sum(scores.values()) / len(scores) if scores else None
-            means = loss / max(sum(self._batches), 1), correct / max(sum(self._examples), 1)
-            run.progress(Report(run.title, self._epoch, step, run.steps, *means, val))
+        place = f"step {step} of {self._run.steps}"
+        self._run.check(loss, place)
+        figures = {"loss": loss / sum(self._batches), "accuracy": correct / sum(self._examples)}
+        if scores:
+            figures["val_accuracy"] = sum(scores.values()) / len(scores)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self._run.progress.say(f"{self._run.title}, epoch {self._epoch}, {place}: {text}")
 
     def metrics(self, scores: Mapping[int, float]) -> list[dict[str, float]]:
         """Return the metrics by task: loss and accuracy during the epoch, validation accuracy at its end."""
