@@ -136,7 +136,6 @@ class KlProblem:
 
     @cached_property
     def _folds(self) -> list[tuple[Rows, Rows]]:
-        """Inputs to fit to and held-out inputs of every fold."""
         count = min(_FOLDS, len(self.held))
         number, folds = torch.arange(len(self.held)) % count, []
         for fold in range(count):

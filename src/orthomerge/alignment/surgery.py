@@ -134,7 +134,6 @@ def _trained(
     generator: torch.Generator,
     kind: str,
 ) -> Alignment:
-    """Train the layers `weights` in place, and return the head with its module."""
     task = Problem.of(pair, head).task  # also checks the features
     f, t = pair.merged.values.float(), pair.expert.values.float()
     x, target = f.to(weights.device), t.to(weights.device)

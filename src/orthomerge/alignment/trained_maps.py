@@ -136,7 +136,6 @@ def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -
 
 
 def divergence_gradient(problem: Problem, device: str) -> Gradient:
-    """Function that computes the gradient of Eq. 7 in M."""
     place = device_of(device)
     H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
     reader = replace(problem.head.to(place, torch.float32), normalise=False)  # H is normalised where the head does it
@@ -166,7 +165,6 @@ def excess(M: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(problem: Problem, M: torch.Tensor, loss: Loss, **facts: float) -> Alignment:
-    """Fold M, with the loss before and after as facts."""
     losses = {"loss_before": loss(problem, problem.H), "loss": loss(problem, problem.H @ M.T)}
     return Alignment(folded(problem.head, M, task=problem.task), {**losses, **facts})
 

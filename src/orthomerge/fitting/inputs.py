@@ -26,10 +26,9 @@ _MOST_HELD = 500  # held-out inputs per task
 
 @dataclass(frozen=True)
 class Targets:
-    """An expert's features of some inputs, and the weight of each.
+    """An expert's features of some inputs, and the weight of each target's loss; means are over the number of targets.
 
     `rows` [n]: distinct inputs of the pool, on the CPU. `features` [n, d] and `weights` [n]: float32, on the device.
-    The loss of a target is multiplied by its weight; means are over the number of targets.
     """
 
     rows: torch.Tensor
@@ -44,7 +43,6 @@ class Targets:
         return Targets(self.rows[places], self.features[index], self.weights[index])
 
     def followed_by(self, other: Targets) -> Targets:
-        """Append other targets of the same pool."""
         pairs = ((self.rows, other.rows), (self.features, other.features), (self.weights, other.weights))
         return Targets(*(torch.cat(pair) for pair in pairs))
 
@@ -71,7 +69,6 @@ class Inputs:
         return self.with_targets({task: self.targets[task].at(some) for task, some in places.items()})
 
     def extended(self, parts: Sequence[Part]) -> Inputs:
-        """Append inputs to the pool; the targets stay the same."""
         return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
 
     def raw(self, task: str) -> list[Any]:
@@ -140,10 +137,7 @@ def encoded(encoder: FlatEncoder, inputs: Inputs, task: str, *, size: int = 256,
 
 
 class Order:
-    """Places of the `batch` targets per task of each step, shuffled every epoch, by seed and step alone.
-
-    Tasks with the same inputs use them at the same steps, so that each is encoded once.
-    """
+    """Places of the `batch` targets per task of each step, shuffled every epoch; the same for equal inputs."""
 
     def __init__(self, inputs: Inputs, batch: int, seed: int) -> None:
         rows = [targets.rows for targets in inputs.targets.values()]

@@ -1,8 +1,7 @@
 """Training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
 
-Each task contributes `batch` inputs to a step; which ones depends on the seed and the step alone, so that a resumed run
-gives the same result. Every `look` steps the loss on held-out inputs is computed. The result is the last state or, with
-`best`, the trained state with the least held-out loss; the caller compares it with the start.
+Which `batch` inputs of each task a step sees depends on the seed and the step alone, so that a resumed run gives the
+same result. The result is the last state or, with `best`, the trained one with the least held-out loss.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Course:
 class Loop:
     """Options of the loop. `warmup`: share of the steps in which learning rates rise; `cosine`: they then fall to zero.
 
-    `patience`: looks without a better held-out loss before training ends; 0 for no limit. `checkpointing`: recompute
-    activations in the backward pass to save memory.
+    `look`: steps between two held-out losses; `patience`: looks without a better one before training ends, 0 for no
+    limit. `checkpointing`: recompute activations in the backward pass to save memory.
     """
 
     steps: int
@@ -61,7 +60,6 @@ class Loop:
         return _Run(self, setting, gates, objective, inputs, held).finish()
 
     def share(self, step: int) -> float:
-        """Share of the full learning rate at a step, counted from 0."""
         return rate_share(step, self.steps, warmup=self.warmup) if self.cosine else 1.0
 
 
@@ -180,7 +178,6 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
-    """Check the options that all trained methods have."""
     at_least_one(steps=steps, batch=batch)
     positive(lr=lr)
     if not 0 <= hold_out <= 0.5:

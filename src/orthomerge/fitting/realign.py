@@ -133,10 +133,9 @@ class Realign:
         return Fitted(encoder.weights.cpu().clone(), stages[kept], facts, tuple(course.rows))
 
     def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
-        """Return inputs to train on, held-out inputs, and inputs to solve heads on.
+        """Return inputs to train on, held-out inputs (mixtures if a task has few), and inputs to solve heads on.
 
-        If a task has few inputs, mixtures are held out instead, and heads are solved on mixtures too unless it has very
-        few. Aligners do not use weights, so heads are solved on the targets of largest weight.
+        Aligners do not use weights, so heads are solved on the targets of largest weight.
         """
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}

@@ -25,11 +25,9 @@ from orthomerge.models.heads import Classifier, Head
 class Setting:
     """Arguments of a fitted method, which may change only the encoder's weights.
 
-    `encoder`: on its device, with any weights. `base`: [P] on the CPU. `tuned(task)`: an expert's weights, a new tensor
-    [P] on the CPU. `merged(method, options)`: the result of a merge without data, [P] on the CPU. `heads`: the experts'
-    own, by task. `inputs`: unlabelled, with targets for every task in the order of `heads`. `half`: use bfloat16
-    autocast. `say`: called with messages about progress. `state`: saved state of a killed run, written at most once per
-    `every` seconds.
+    On the CPU: `base` [P]; `tuned(task)`: an expert's weights, a new tensor [P]; `merged(method, options)`: a merge
+    without data, [P]. `heads`: the experts' own. `inputs`: with targets for every task in the order of `heads`. `half`:
+    use bfloat16 autocast. `state`: of a killed run, written at most once per `every` seconds.
     """
 
     encoder: FlatEncoder
@@ -57,7 +55,6 @@ class Setting:
         return self.encoder.device
 
     def task_vector(self, task: str) -> torch.Tensor:
-        """Task vector of an expert, [P] on the CPU."""
         return self.tuned(task).sub_(self.base)
 
     def task_vectors(self) -> torch.Tensor:

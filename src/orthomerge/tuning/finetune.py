@@ -240,7 +240,6 @@ class _Training:
         return model.to(run.device), skeleton.names, adapted
 
     def _fingerprint(self, family: Family) -> str:
-        """Hash everything that the result depends on."""
         parts: dict[str, Any] = {
             "version": [VERSION, torch.__version__],
             "settings": asdict(self.settings),

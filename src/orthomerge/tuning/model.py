@@ -57,8 +57,6 @@ class OrdinaryEncoder(nn.Module):
 
 
 class TrainableHead(nn.Module):
-    """A `Head` as a module: one linear layer or two."""
-
     def __init__(self, head: Head) -> None:
         super().__init__()
         self._like = head
@@ -74,7 +72,6 @@ class TrainableHead(nn.Module):
         return logits
 
     def head(self, labels: tuple[str, ...]) -> Head:
-        """Return the trained `Head` on the CPU."""
         *hidden, output = [_linear(layer) for layer in self.layers]
         return Head(output, labels, hidden[0] if hidden else None, self._like.activation, self._like.normalise)
 
@@ -207,7 +204,6 @@ def write_weights(folder: Path, encoder: nn.Module, names: Mapping[str, str], he
 
 
 def write_adapter(folder: Path, adapted: Any, family: Family) -> None:
-    """Write a PEFT adapter."""
     with quiet(), os_errors():
         import transformers
 
