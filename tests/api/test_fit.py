@@ -25,9 +25,8 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
-from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
 from orthomerge.models import model_data

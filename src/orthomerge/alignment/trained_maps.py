@@ -16,12 +16,11 @@ the head's first linear map; q [n, C] the expert's probabilities. (The papers wr
 ours transposed; Eq. 8 calls it A.)
 Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m) of
 64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that normalise (CLIP) M acts on unit vectors,
-and the result is not normalised again, so that folding M is exact. Eq. 9's penalty is read as the sum over
-entries, not as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64
-features. Eq. 8 sums over inputs; the mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text);
-alpha 1, the identity as start, 1000 steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours.
-Where the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features, so that alpha
-weighs the penalty against distances on that scale.
+and the result is not normalised again, so that folding M is exact. Eq. 9's penalty is read as the sum over entries, not
+as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64 features.
+Eq. 8 sums over inputs; the mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text); alpha 1,
+the identity as start, 1000 steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where
+the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features.
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ import torch
 
 from orthomerge.core.checks import at_least_one, finite, not_negative
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.objective import on_device
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Inputs, Setting
 from orthomerge.merging.elect import per_expert
 from orthomerge.models.heads import Head
 

@@ -20,9 +20,8 @@ from orthomerge.core.version import VERSION
 from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.data.task import Examples, Split
 from orthomerge.files.run_state import RunState
-from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded_rows, prepare
 from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import Experts

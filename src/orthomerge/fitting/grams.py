@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
-from orthomerge.fitting.inputs import Inputs
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Inputs, Setting
 
 Layers = Mapping[str, Sequence[nn.Linear]]
 

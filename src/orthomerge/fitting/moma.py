@@ -32,10 +32,9 @@ from orthomerge.alignment.trained_maps import excess
 from orthomerge.core.checks import not_negative, positive
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
-from orthomerge.fitting.inputs import Inputs, Targets
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
 from orthomerge.fitting.objective import Objective
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Inputs, Setting, Targets
 from orthomerge.models.heads import Classifier, Head
 
 _TINY = 1e-24  # added under roots, which have no gradient at zero

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import log_softmax
 
-from orthomerge.fitting.inputs import Targets
+from orthomerge.fitting.setting import Targets
 from orthomerge.models.heads import Classifier, Head, head_kind
 
 

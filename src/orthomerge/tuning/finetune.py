@@ -64,8 +64,7 @@ def finetune(
 
     `others`: inputs of other tasks, for `tau_jp`. `head`: the initial head, which `frozen_head`, and CLIP without a
     linear head, do not train. `resume`: save the state of every epoch beside `out`, so that a killed run can continue.
-    `inputs`: files that `out` must not overlap, because `task` and `others` were read from them.
-    A `linearised` or `tau_jp` expert must be evaluated as a linear model: see `Model.linearised`.
+    `inputs`: files that `out` must not overlap. For experts to evaluate as linear models see `Model.linearised`.
     """
     training = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
     state = state_folder(out, "tuning")

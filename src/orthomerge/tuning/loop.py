@@ -1,9 +1,7 @@
 """Training loop for one or several tasks: AdamW, linear warm-up, then cosine, clipped gradients.
 
-Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2,
-where x' are unlabelled inputs of other tasks, one task per step in turn, and J(x') tau [B, d] is the change of their
-features by the task vector.
-
+Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2:
+x' are unlabelled inputs of another task, J(x') tau [B, d] is the change of their features by the task vector.
 Differs from the paper: the norm is sqrt(sum of squares + eps), because it has no gradient at tau = 0; no inputs of
 ImageNet are added to the other tasks'.
 """
@@ -59,7 +57,6 @@ class Run:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
     def enough_memory(self) -> AbstractContextManager[None]:
-        """Add batch size and advice to errors by lack of memory."""
         return enough_memory(f"batches of {self.settings.batch}", "lower 'batch'")
 
     def check(self, loss: float, where: str) -> None:
@@ -76,10 +73,7 @@ def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
 
 
 def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> list[dict[str, float]]:
-    """Train the parameters that require gradients, and return the metrics of the last epoch by task number.
-
-    `saved`: the state of a killed run of the same settings.
-    """
+    """Train what requires gradients, and return the metrics of the last epoch by task; `saved`: of a killed run."""
     settings, steps = run.settings, run.steps
     optimiser = _optimiser(model, run)
     epoch = step = 0
