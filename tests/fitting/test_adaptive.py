@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.fitting.making import KINDS, Steps
 
-from orthomerge.files.run_state import RunState
+from orthomerge.files.run_state import RunState, clear_state
 from orthomerge.fitting.adamerging import AdaMerging, elected
 from orthomerge.fitting.concrete import ConcreteAm, ConcreteMask, ConcreteTa, Final, TwoLevels
 from orthomerge.fitting.gates import Coefficients
@@ -259,5 +259,5 @@ def test_killed_and_resumed_in_either_part(part: str, tmp_path: Path) -> None:
     resumed = method.fit(replace(make_setting("bert"), state=state, say=said.append))
     assert torch.equal(resumed.weights, whole.weights)
     assert len(said) == {"step 4 of 8": 5 + 5, "step 3 of 8": 6 + 5, "step 2 of 4": 3}[part]
-    state.remove()
+    clear_state(state.folder)
     assert not any(tmp_path.iterdir())

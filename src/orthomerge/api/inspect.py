@@ -1,13 +1,8 @@
-"""Describe a checkpoint, an adapter or a merged model."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.models.inspection import inspect_checkpoint
-from orthomerge.models.saved import verify_folder
+from orthomerge.models.saved import inspect_checkpoint, verify_folder
 
 
 def inspect(path: str | Path, *, headers: bool = False, verify: bool = False) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin, finished, unshared
+from orthomerge.models.model_data import Origin, release
+from orthomerge.models.skeleton import Skeleton
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
@@ -117,9 +118,9 @@ def setting_of(
         progress.stage(f"encoding {task}", None)
         model = experts.teacher(task)
         teacher[task] = encode(model, some, task=task, how=how).values
-        finished(model.encoder)
+        release(model.encoder)
     specs = {key: spec.cast("F32") for key, spec in experts.base.weights.specs.items()}
-    skeleton = unshared(experts.family, experts.config, specs)
+    skeleton = Skeleton.build(experts.family, experts.config, specs)
     encoder = FlatEncoder(skeleton.module, partial(experts.family.features, pooling=pooling), device, skeleton.names)
     progress.stage("preparing the inputs", None)
     processors = {

@@ -217,7 +217,7 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
         if mixed:
             parts.append(Part(Examples(mixed, None, "train"), inputs.processors[task]))
             firsts[task] = first
-    whole, start = inputs.extended(parts), len(inputs.pool)
+    whole, start = inputs.extended(parts) if parts else inputs, len(inputs.pool)
     targets = dict(inputs.targets)
     for task, first in firsts.items():
         rows = torch.arange(start, start + len(first))

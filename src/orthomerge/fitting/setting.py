@@ -74,7 +74,8 @@ class Inputs:
         return self.with_targets({task: self.targets[task].at(some) for task, some in places.items()})
 
     def extended(self, parts: Sequence[Part]) -> Inputs:
-        return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
+        device = self.pool.device
+        return replace(self, pool=Pool.of((*self.pool.parts, *parts), device, room=_room(device)))
 
     def raw(self, task: str) -> list[Any]:
         """Unprocessed inputs of a task: texts, or images as arrays."""
