@@ -25,9 +25,12 @@ def inspect(
 
 
 def _lines(document: Mapping[str, Any]) -> Parts:
-    tensors = {name: f"{tensor['dtype']} {tuple(tensor['shape'])}" for name, tensor in document["tensors"].items()}
-    for key, value in {**document, "tensors": tensors}.items():
-        if isinstance(value, Mapping):
+    for key, value in document.items():
+        if key == "tensors":
+            yield f"tensors: {len(value)}"
+            for name, tensor in value.items():
+                yield f"  {name}  {tensor['dtype']} {tuple(tensor['shape'])}"
+        elif isinstance(value, Mapping):
             yield f"{key}:"
             for name, item in value.items():
                 yield f"  {name}: {item}"
