@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.api.open import open as open_named
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
 from orthomerge.data.reading import read_task
 from orthomerge.files.opening import locate
 from orthomerge.models.model import Model
 from orthomerge.models.processors import load_processor
 from orthomerge.tuning.finetune import finetune as train
-from orthomerge.tuning.loop import Progress
 from orthomerge.tuning.settings import Tuning
 
 
@@ -21,7 +21,7 @@ def finetune(
     *,
     others: Iterable[Any] = (),
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     **tuning: Any,
 ) -> Model:
     """Fine-tune a base on a labelled task, write the expert to `out` and open it.

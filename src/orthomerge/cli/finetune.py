@@ -35,7 +35,6 @@ def finetune(
     from orthomerge.api.request import read_options
 
     tuning, others = read_options(settings), [columns.of(source) for source in other]
-    how = {"force": force, "progress": lambda report: progress.say(str(report))}
-    metrics = write_expert(base, columns.of(data), out, tuning, others=others, **how)
+    metrics = write_expert(base, columns.of(data), out, tuning, others=others, force=force, progress=progress)
     yield {"out": out, "metrics": metrics}
     yield f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
