@@ -23,6 +23,7 @@ from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
 from orthomerge.models.heads import head_kind, head_of
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
 
 _MANY_SHARED = 0.01  # share of the test inputs; public datasets have a few in a thousand
@@ -183,20 +184,14 @@ def contamination_notes(encoded: EncodedTasks) -> list[str]:
 
 def _shared_inputs_notes(task: Task) -> Iterator[str]:
     """Warn if many test inputs are also inputs for training or validation; files on disk are not compared."""
-    parts = {split: part.inputs for split, part in task.splits.items()}
-    if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
+    parts = task.splits.values()
+    if "test" not in task.splits or not all(isinstance(part.inputs, list | tuple) for part in parts):
         return
-    fitted = {_content(item) for split, inputs in parts.items() if split != "test" for item in inputs}
-    count = sum(_content(item) in fitted for item in parts["test"])
-    if count and count >= _MANY_SHARED * len(parts["test"]):
+    test = short_hashes(task["test"])
+    fitted = {content for part in parts if part is not task["test"] for content in short_hashes(part)}
+    count = sum(content in fitted for content in test)
+    if count and count >= _MANY_SHARED * len(test):
         yield (
-            f"{count} of {len(parts['test'])} test inputs of {task.name!r} are among those for training or validation: "
+            f"{count} of {len(test)} test inputs of {task.name!r} are among those for training or validation: "
             "models may have been fitted to them; take them out of one split"
         )
-
-
-def _content(item: object) -> str | tuple[tuple[int, ...], bytes]:
-    if isinstance(item, str):
-        return item
-    array = np.ascontiguousarray(item)
-    return array.shape, array.tobytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,25 +28,21 @@ _Cells = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class RunContents:
-    """Contents of a run folder. `merged`: tables of what was merged. `absent`: recorded outputs that do not exist."""
+    """Contents of a run folder. `merged`: tables of what was merged. `absent`: recorded outputs that do not exist.
+
+    `suite`: empty if none was evaluated. `versions`: of the run, or else of the records.
+    """
 
     name: str
     records: list[Record]
-    comparisons: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    diagnosis: Diagnosis | None = None
-    info: RunInfo = field(default_factory=RunInfo)
-    merged: list[Table] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-
-    @property
-    def suite(self) -> str:
-        return next((record.suite for record in self.records if record.suite), "")
-
-    @property
-    def versions(self) -> dict[str, str]:
-        versions = dict(self.info.versions)
-        return versions or {name: version for record in self.records for name, version in record.versions.items()}
+    comparisons: list[Comparison]
+    notes: list[str]
+    diagnosis: Diagnosis | None
+    info: RunInfo
+    merged: list[Table]
+    absent: list[str]
+    suite: str
+    versions: Mapping[str, str]
 
 
 def read_contents(run: Path) -> RunContents:
@@ -60,13 +56,9 @@ def read_contents(run: Path) -> RunContents:
         problem = "holds no accuracy" if records else "is empty"
         raise CheckpointError(f"{path} {problem}: there is nothing to report; evaluate again")
     info = _read(run / INFO, read_info) or RunInfo()
-    folders = [entry for entry in info.manifests if isinstance(entry, str)]
-    absent = [folder for folder in folders if not (run / folder).is_dir()]
-    manifests = [
-        read_manifest(run / entry) if isinstance(entry, str) else entry
-        for entry in info.manifests
-        if entry not in absent
-    ]
+    absent = [entry for entry in info.manifests if isinstance(entry, str) and not (run / entry).is_dir()]
+    present = [entry for entry in info.manifests if entry not in absent]
+    manifests = [read_manifest(run / entry) if isinstance(entry, str) else entry for entry in present]
     try:
         merged = merged_tables(manifests)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -80,6 +72,8 @@ def read_contents(run: Path) -> RunContents:
         info=info,
         merged=merged,
         absent=absent,
+        suite=next((record.suite for record in records if record.suite), ""),
+        versions=info.versions or {name: text for record in records for name, text in record.versions.items()},
     )
 
 
@@ -117,19 +111,11 @@ def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
 
 
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
-    used = [
-        _inputs(verb, manifest[section])
-        for section, verb in (("fit", "fitted"), ("alignment", "aligned"))
-        if manifest.get(section)
-    ]
+    sections = {"fitted": manifest.get("fit"), "aligned": manifest.get("alignment")}
+    used = "; ".join(_inputs(verb, facts) for verb, facts in sections.items() if facts)
     method, encoder = manifest["method"], manifest.get("encoder", {})
-    digest = _digest(encoder.get("content", ""))
-    return (
-        Cell(str(method["name"])),
-        Cell(listed(method["parameters"]) or "–"),
-        Cell("; ".join(used) or "no inputs"),
-        digest,
-    )
+    texts = (str(method["name"]), listed(method["parameters"]) or "–", used or "no inputs")
+    return (*map(Cell, texts), _digest(encoder.get("content", "")))
 
 
 def _inputs(verb: str, facts: Mapping[str, Any]) -> str:

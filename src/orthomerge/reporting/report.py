@@ -162,8 +162,6 @@ def _page(
     points = [drawing.figure for drawing in drawn if isinstance(drawing.figure, Points)]
     context = {
         **vars(contents),
-        "suite": contents.suite,
-        "versions": contents.versions,
         "title": title,
         "version": VERSION,
         "policy": _policy(style, head, script),
