@@ -61,8 +61,6 @@ class Heat:
 
 @dataclass(frozen=True)
 class Series:
-    """One value per group of `Bars`, with intervals if known."""
-
     name: str
     values: tuple[float, ...]
     low: tuple[float, ...] | None = None
@@ -71,8 +69,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups side by side: accuracy by task under each family of maps, norms by layer."""
-
     key: str
     title: str
     caption: str

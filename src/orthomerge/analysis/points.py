@@ -101,7 +101,6 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
-    """Rotate or mirror points so that they are as near to `onto` as possible."""
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
     rotated_points: Plane = points @ A.T.numpy()
     return rotated_points

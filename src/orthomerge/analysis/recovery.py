@@ -27,8 +27,6 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval."""
-
     value: float
     low: float
     high: float

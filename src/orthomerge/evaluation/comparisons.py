@@ -100,7 +100,6 @@ def compare_records(
 
 
 def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Make one table per protocol, reference and set of tasks."""
     groups: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
     for item in comparisons:
         groups.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)

@@ -237,7 +237,6 @@ def solve_analogy(
     dtype: str = "keep",
     seed: int = 0,
 ) -> Analogous:
-    """Make a model for a task from the analogy of three experts."""
     plane = analogy_plane(experts, form, seed=seed)
     head = experts.heads[form.c]
     search = search_analogy(plane, head, encoded, task=task, grid=grid, independent=independent, title=str(form))
@@ -248,7 +247,6 @@ def solve_analogy(
 
 
 def analogy_plane(experts: Experts, form: Form, *, seed: int = 0) -> Span:
-    """Return the plane of tau_C and tau_B - tau_A through the base."""
     ends = (form.coefficients(scale, shift) for scale, shift in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     return span_of(*(arithmetic(experts, end, seed=seed) for end in ends))
 

@@ -173,7 +173,6 @@ class EvaluationProtocol:
         return self.support if self.access == "inductive" else "test"
 
     def builder(self) -> Builder:
-        """Return the builder of the classifier; options are checked."""
         row: TableRow = find_protocol(self.name) if self.aligner is None else find_aligner(self.aligner)
         what = "protocol" if self.aligner is None else "aligner"
         builder = instance_of(row, self.options, what=what)

@@ -92,7 +92,6 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 
 def _lines(figure: Lines) -> Any:
-    """Draw curves with their bands; many curves differ in colour and stroke."""
     drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
@@ -124,7 +123,6 @@ def _lines(figure: Lines) -> Any:
 
 
 def _bars(figure: Bars) -> Any:
-    """Draw groups of bars with intervals; many bars take the width of a page."""
     count = max(len(figure.series), 1)
     width = COLUMN if len(figure.groups) * count <= 12 else WIDE
     drawing, axes = _framed(width, 2.5 if width == COLUMN else 2.7)
@@ -191,7 +189,6 @@ def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
 
 
 def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
-    """Write numbers in black or white, whichever is easier to read on the cell."""
     for row, column in np.argwhere(~np.ma.getmaskarray(values)):
         value = float(values[row, column])
         red, green, blue, _ = mesh.cmap(mesh.norm(value))

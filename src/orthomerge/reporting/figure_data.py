@@ -37,7 +37,6 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def figure_csv(figure: Figure) -> str:
-    """Format a figure as CSV, one number per row; for points, one input per row."""
     rows: list[list[Value]] = []
     if isinstance(figure, Points):
         return _points_csv(figure)

@@ -70,7 +70,6 @@ def _with_best(rows: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def legend(board: Board) -> str:
-    """Explain the signs of a table; empty if it has none."""
     if not any(row.verdict for row in board.rows):
         return ""
     points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
@@ -142,7 +141,6 @@ def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
 
 
 def summary_bars(summary: Summary) -> Bars | None:
-    """Make bars of the steps by task; None if there are fewer than two steps."""
     if len(summary.steps) < 2:
         return None
     series = []
