@@ -107,16 +107,6 @@ def test_options_that_make_no_sense(name: str, options: dict[str, Any], message:
 
 
 @every
-@pytest.mark.parametrize("kind", HEADS)
-def test_every_head(name: str, kind: str) -> None:
-    """The loss falls, or hardly rises in so few steps, and is reported before and after."""
-    head, merged, expert = head_of(kind), random(40, 6, seed=7), random(40, 6, seed=8)
-    found = short(name).fit(pair_of(merged, expert), head)
-    assert not torch.equal(found.classifier(merged), head(merged))
-    assert 0 < float(found.facts["loss"]) < 1.2 * float(found.facts["loss_before"])
-
-
-@every
 def test_the_seed_decides(name: str) -> None:
     pair, head = pair_of(random(40, 6), random(40, 6, seed=1)), head_of("plain")
     one, other = (short(name, seed=seed).fit(pair, head).classifier(pair.merged.values) for seed in (0, 1))

@@ -115,17 +115,6 @@ def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     assert float((close - found).norm() / found.norm()) < 0.05
 
 
-def test_some_targets_and_others_after_them() -> None:
-    targets = Targets(torch.tensor([4, 7, 1]), torch.eye(3), torch.tensor([1.0, 0.5, 0.3]))
-    some = targets.at(torch.tensor([2, 0]))
-    assert some.rows.tolist() == [1, 4]
-    assert some.features.tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
-    both = some.followed_by(targets.at(slice(1, 2)))
-    assert both.rows.tolist() == [1, 4, 7]
-    assert both.weights.tolist() == pytest.approx([0.3, 1.0, 0.5])
-    assert len(both) == 3
-
-
 def test_groups_hold_every_row_once_and_are_of_similar_length() -> None:
     pool = make_setting("bert", inputs=64).inputs.pool
     lengths = (pool.batch(torch.arange(192))["attention_mask"] != 0).sum(1)
