@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from tests.fitting.making import KINDS, first_targets, shared_setting
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
+from orthomerge.files.run_state import RunState
 from orthomerge.fitting.gates import Free, Gates, Mask
 from orthomerge.fitting.loop import Course, Loop, backward, held_out_loss
 from orthomerge.fitting.moma import FeatureDistance, Moma
@@ -32,6 +34,10 @@ def masked(setting: Setting) -> tuple[Gates, Objective]:
     delta = setting.merged("task_arithmetic", {}) - setting.base
     objective = FeatureDistance(setting.heads, setting.inputs, Moma(transform="similarity"))
     return Mask(setting.base, delta, penalty=1e-4), objective
+
+
+class KilledError(Exception):
+    """What a test ends a run with."""
 
 
 def run(loop: Loop, setting: Setting, pair: Pair) -> tuple[torch.Tensor, list[torch.Tensor], Course]:
@@ -84,6 +90,32 @@ def test_half_precision_is_near() -> None:
     assert half.rows[-1]["held_out"] < 0.8 * half.rows[0]["held_out"]
     assert half.rows[-1]["held_out"] == pytest.approx(whole.rows[-1]["held_out"], rel=0.1)
     assert half.rows[-1]["held_out"] != whole.rows[-1]["held_out"]
+
+
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    loop = Loop(steps=9, batch=12, look=3, best=True)
+    whole = run(loop, make_setting("bert"), masked)
+    state = RunState(tmp_path / "state", "this run")
+
+    def kill(text: str) -> None:
+        if text.startswith("step 6"):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run(loop, replace(make_setting("bert"), state=state, say=kill), masked)
+    kept = state.read()
+    assert kept is not None
+    assert kept["step"] == 3
+    said: list[str] = []
+    resumed = run(loop, replace(make_setting("bert"), state=state, say=said.append), masked)
+    assert len(said) == 2
+    assert torch.equal(resumed[0], whole[0])
+    assert all(torch.equal(a, b) for a, b in zip(resumed[1], whole[1], strict=True))
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in each[2].rows] for each in (resumed, whole)]
+    assert rows[0] == rows[1]
+    # The state of a run that ended is one, too: nothing is left to do.
+    over = run(loop, replace(make_setting("bert"), state=state), masked)
+    assert torch.equal(over[0], whole[0])
 
 
 def test_the_best_is_kept() -> None:
