@@ -136,6 +136,7 @@ def main() -> None:
         else:
             raise
         sys.stderr.write(f"orthomerge: {message}\n")
+        raise SystemExit(code) from None
     raise SystemExit(code)
 
 
