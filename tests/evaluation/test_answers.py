@@ -15,9 +15,8 @@ from tests.evaluation.making import CURRENT, average, encoded, only, scored
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task, few_shot
-from orthomerge.evaluation.answers import answers, gather, joint_answers
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.evaluate import Subject, answers, evaluate, gather, joint_answers
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocols import Builder, EvaluationProtocol, Evidence, Need
 from orthomerge.models.features import FeaturePair, Features
