@@ -25,7 +25,7 @@ from orthomerge.files.documents import write_bytes, write_json
 from orthomerge.files.folders import EXPORT, LOCAL, MANIFEST, names_in, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
-from orthomerge.files.safetensors import write_index, write_shards
+from orthomerge.files.safetensors import plan_shards, write_index, write_shards
 from orthomerge.models.card import model_card
 from orthomerge.models.family import classifier_config, head_names, named_tensors, why_not_stock
 from orthomerge.models.heads import Head, head_of
@@ -87,8 +87,10 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     family = model.family
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
-    with closing(_stream(model)) as blocks:
+    with closing(_stream(model, hashed=len(plan_shards(specs, most)) > 1)) as blocks:
         written = write_shards(folder, specs, blocks, max_bytes=most, progress=progress.advance, stem=ENCODER)
+    if len(written) == 1:
+        model.encoder.content = written[0].digest
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
@@ -127,11 +129,13 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     return manifest
 
 
-def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
-    hashed = HashedTensors(model.weights, model.family.prefix)
-    for key, block in hashed.blocks():
+def _stream(model: ModelData, *, hashed: bool) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """Stream the weights by their names in files; `hashed`: several shards, whose hashes are not that of the content."""
+    tensors = HashedTensors(model.weights, model.family.prefix) if hashed else model.weights
+    for key, block in tensors.blocks():
         yield model.family.prefix + key, block
-    model.encoder.content = hashed.digest()
+    if isinstance(tensors, HashedTensors):
+        model.encoder.content = tensors.digest()
 
 
 def _main_dtype(specs: Iterable[Spec]) -> str:
