@@ -116,7 +116,7 @@ def main() -> None:
 
     suite = build_suite("digits", folder=arguments.folder / "suite", say=say)
     how = Encoding(FeatureCache(arguments.folder / "features"), "cpu", batch=256, processor=PROCESSOR)
-    tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts()
+    tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts
     base = span_of(arithmetic(experts, {}))
     setting = Setting(suite, tasks, base_heads(base, tasks, experts.heads), arguments.folder, say)
     say("the base's heads are fitted")

@@ -118,8 +118,6 @@ def _variants() -> list[Job]:
     variants: dict[str, dict[str, Any]] = {
         "no mixtures": {"copies": 0},
         "mask": {"gates": "mask"},
-        "row": {"gates": "row"},
-        "component": {"gates": "component"},
     }
     return [
         Job("few", f"{start} w/ realign: {title}", "realign", start=start, options=options, shots=20.0)
@@ -134,8 +132,6 @@ def _ablation() -> list[Job]:
     ours = {
         "realign: free": {"gates": "free"},
         "realign: mask": {"gates": "mask"},
-        "realign: row": {"gates": "row"},
-        "realign: component": {"gates": "component"},
         "realign: free, the experts' heads": {"read_by": "expert"},
     }
     theirs: dict[str, dict[str, Any]] = {

@@ -37,7 +37,7 @@ STRENGTHS = [
     [
         *((name, {option: -1.0}, f"'{option}' must be 0 or more, or auto, got -1") for name, option in STRENGTHS),
         *((name, {option: math.nan}, f"'{option}' must be 0 or more, or auto, got nan") for name, option in STRENGTHS),
-        *(("invertible", {"floor": value}, "'floor' must be between 0 and 1, got") for value in (0.0, 1.0, math.nan)),
+        *(("invertible", {"floor": value}, r"'floor' must be in \(0, 1\), got") for value in (0.0, 1.0, math.nan)),
         ("ridge", {"strength": "much"}, "strength"),
     ],
 )

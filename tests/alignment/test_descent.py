@@ -85,18 +85,18 @@ COMMON: list[tuple[dict[str, Any], str]] = [
 ]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, options, message) for name in TRAINED for options, message in COMMON),
-    ("aligned-c", {"recipe": "papper"}, r"'recipe' must be 'paper' or 'tuned', got 'papper'; did you mean 'paper'\?"),
+    ("aligned-c", {"recipe": "papper"}, r"'recipe' must be paper or tuned, got 'papper'; did you mean 'paper'\?"),
     ("aligned-c", {"epochs": 0}, "'epochs' must be at least 1, got 0"),
     ("aligned-c", {"batch": 0}, "'batch' must be at least 1, got 0"),
     ("aligned-c", {"most": 0}, "'most' must be at least 1, got 0"),
     ("aligned-c", {"lr": 0.0}, r"'lr' must be in \(0, 1\], got 0.0"),
     ("aligned-c", {"lr": math.nan}, r"'lr' must be in \(0, 1\], got nan"),
     ("aligned-c", {"seed": -(2**63) - 1}, "'seed' must be a whole number of at most 63 bits"),
-    ("orth-m", {"alpha": -1.0}, "'alpha' must be a number of at least 0, got -1.0"),
-    ("moma-orthogonal", {"alpha": math.inf}, "'alpha' must be a number of at least 0, got inf"),
+    ("orth-m", {"alpha": -1.0}, "'alpha' must be at least 0, got -1.0"),
+    ("moma-orthogonal", {"alpha": math.inf}, "'alpha' must be a finite number, got inf"),
     ("surgery", {"rank": 0}, "'rank' must be at least 1, got 0"),
     ("probsurgery", {"width": 0}, "'width' must be at least 1, got 0"),
-    ("probsurgery", {"beta": math.nan}, "'beta' must be a number of at least 0, got nan"),
+    ("probsurgery", {"beta": math.nan}, "'beta' must be a finite number, got nan"),
 ]
 
 

@@ -146,9 +146,8 @@ def test_an_analogy_is_one_line(berts: Path) -> None:
 
 
 def test_the_manifest_tells_everything(berts: Path, tmp_path: Path) -> None:
-    written = write(recipe(berts, method="dare", seed=7), out=tmp_path / "out")
+    write(recipe(berts, method="dare", seed=7), out=tmp_path / "out")
     manifest = json.loads((tmp_path / "out/orthomerge.json").read_text())
-    assert manifest == json.loads(json.dumps(written.manifest))
     assert manifest["method"] == {"name": "dare", "parameters": {"drop": 0.5, "scale": 0.3, "seed": 7}}
     assert set(manifest["inputs"]["experts"]) == set(NAMES)
     assert all(file["hash"].startswith("blake3:") for file in manifest["inputs"]["base"]["files"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from tests.calling import call, refused
 
 import orthomerge
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.cli.printing import shown
+from orthomerge.cli.printing import show, shown
 from orthomerge.core.progress import Watch
+from orthomerge.core.table import Table, number
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
 from orthomerge.models.families import FAMILIES
@@ -116,11 +118,11 @@ def test_inspect_a_checkpoint(berts: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "column", "names", "one"),
     [
-        ("methods", "method", [*METHODS, *FITTED], "density = 0.2"),
-        ("aligners", "aligner", ALIGNERS, "strength = auto"),
+        ("methods", "method", [*METHODS, *FITTED], r"density +number +0\.2"),
+        ("aligners", "aligner", ALIGNERS, "strength .* auto"),
         ("protocols", "protocol", PROTOCOLS, "smallest mean distance"),
-        ("families", "family", FAMILIES, "model types = bert"),
-        ("suites", "suite", SUITES, "tasks = digit, parity"),
+        ("families", "family", FAMILIES, "model types +list of text +bert"),
+        ("suites", "suite", SUITES, "tasks .* digit, parity"),
     ],
 )
 def test_list(kind: str, column: str, names: object, one: str) -> None:
@@ -128,7 +130,7 @@ def test_list(kind: str, column: str, names: object, one: str) -> None:
     assert [row[column] for row in rows] == list(names)  # type: ignore[call-overload]
     assert all(row["title"] for row in rows)
     entry = {"methods": "ties", "aligners": "ridge", "protocols": "knn", "families": "bert", "suites": "digits"}[kind]
-    assert one.lower() in call("list", kind, entry).stdout.lower()
+    assert re.search(one.lower(), call("list", kind, entry).stdout.lower())
     assert f"did you mean {entry!r}" in refused("list", kind, f"{entry}s", code=2)
 
 
@@ -137,6 +139,40 @@ def test_what_entries_are_marked_as() -> None:
     assert [name for name, note in marks.items() if note == "needs inputs"] == list(FITTED)
     marks = {row["aligner"]: row["note"] for row in json.loads(call("list", "aligners", "--json").stdout)}
     assert {name for name, note in marks.items() if note} == {"surgery", "probsurgery"}
+
+
+OPTIONS = Table.of(
+    "", ("name", "options", "n"), (("one", "alpha beta gamma delta", "123456"),), left=2, wrap=("options",)
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "width", "lines"),
+    [
+        (
+            Table.of(
+                "Scores & \u202e", ("method", "mean", "n"), [("ties", number(84.04), 2), ("a", None, 1_000)], note="N"
+            ),
+            80,
+            ["", r"Scores & \u202e", "method  mean     n", "ties    84.0     2", "a             1000", "N"],
+        ),
+        (
+            Table.of("", ("label", "n"), (("日本", 1), ("cafe\u0301", 2))),
+            80,
+            ["label  n", "日本   1", "cafe\u0301   2"],
+        ),
+        (OPTIONS, 80, ["name  options                      n", "one   alpha beta gamma delta  123456"]),
+        (OPTIONS, 28, ["name  options              n", "one   alpha beta      123456", "      gamma delta"]),
+        # A column that wraps is no narrower than twelve letters, and nothing is cut.
+        (OPTIONS, 5, ["name  options            n", "one   alpha beta    123456", "      gamma delta"]),
+    ],
+)
+def test_tables_on_a_terminal(
+    table: Table, width: int, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    show(table)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == lines
 
 
 def test_progress_on_a_terminal_and_in_a_log(

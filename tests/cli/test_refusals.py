@@ -66,7 +66,7 @@ REFUSALS = [
     ("evaluate", "--data mood", 2, "expected --data TASK=PATH, got "),
     ("evaluate", "--expert moon=/nowhere", 2, "no task 'moon'; did you mean 'mood'?"),
     ("evaluate", "--device warp", 2, "unknown device 'warp'"),
-    ("evaluate", "--margin 0", 2, "--margin must be a positive number of points, got 0"),
+    ("evaluate", "--margin 0", 2, "'margin' must be positive, got 0.0"),
     ("evaluate", "--against ties", 2, "there is no model 'ties' to compare with; known: expert, task_arithmetic"),
     ("evaluate", "--against task_arithmetics", 2, "did you mean 'task_arithmetic'"),
     ("suite", "--method tiess", 2, "did you mean 'ties'"),

@@ -22,10 +22,6 @@ SCORES = Table.of(
 )
 
 
-def test_plain_text() -> None:
-    assert SCORES.text().split("\n") == ["method  mean     n", "ties    84.0     2", "a|b_c         1000"]
-
-
 def test_markdown() -> None:
     assert SCORES.markdown().split("\n") == [
         "### Scores &amp; more",
@@ -67,25 +63,6 @@ def test_programs_read_numbers_that_are_not_rounded() -> None:
     ]
 
 
-def test_columns_that_may_wrap_share_the_line() -> None:
-    text = "alpha beta gamma delta"
-    table = Table.of("", ("name", "options", "n"), (("one", text, "123456"),), left=2, wrap=("options",))
-    assert table.text(80).split("\n") == ["name  options                      n", f"one   {text}  123456"]
-    assert table.text(28).split("\n") == [
-        "name  options              n",
-        "one   alpha beta      123456",
-        "      gamma delta",
-    ]
-    # No narrower than twelve letters, and nothing is cut.
-    assert max(map(len, table.text(5).split("\n"))) == 4 + 2 + 12 + 2 + 6
-    assert table.text(5).split() == ["name", "options", "n", "one", "alpha", "beta", "123456", "gamma", "delta"]
-
-
-def test_wide_letters_stand_in_line() -> None:
-    table = Table.of("", ("label", "n"), (("日本", 1), ("cafe\u0301", 2)))
-    assert table.text().split("\n") == ["label  n", "日本   1", "cafe\u0301   2"]
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -102,7 +79,7 @@ def test_every_letter_can_be_seen(text: str, shown: str) -> None:
 
 def test_no_form_passes_on_what_cannot_be_seen() -> None:
     table = Table.of(BIDI, (BIDI,), ((f"\x1b[2J{BIDI}\r\x85\ud83d",),), note=BIDI)
-    for form in (table.text(), table.markdown(), table.latex(BIDI), csv_text([BIDI], [[BIDI]])):
+    for form in (table.markdown(), table.latex(BIDI), csv_text([BIDI], [[BIDI]])):
         assert all(letter == "\n" or letter.isprintable() for letter in form)
         assert "u202eb" in form
         form.encode()

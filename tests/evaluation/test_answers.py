@@ -194,7 +194,7 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     ("options", "message"),
     [
         ({"name": "knn", "seeds": 0}, "'seeds' must be at least 1, got 0"),
-        ({"name": "knn", "first": -1}, "'first' must be a number of at least 0, got -1"),
+        ({"name": "knn", "first": -1}, "'first' must be at least 0, got -1"),
         ({"name": "knn", "support": "test"}, "must come from another split than the scored one, got 'test' for both"),
         ({"name": "knn", "aligner": "ridge"}, "protocol must be 'current' with aligner 'ridge', got 'knn'"),
         ({"name": "curent"}, r"unknown protocol 'curent'; did you mean 'current'\?"),

@@ -16,7 +16,7 @@ from tests.faults.tiny import TASKS, commands, evaluation
 from tests.reporting.making import small_run, write_run
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.run_state import RunState
+from orthomerge.files.run_state import RunState, clear_state
 from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
@@ -64,7 +64,7 @@ def test_the_state_of_a_run_goes_only_where_it_is_ours(tmp_path: Path) -> None:
     mine.parent.mkdir()
     mine.write_text(MINE)
     state = RunState(mine.parent, "x")
-    state.remove()
+    clear_state(state.folder)
     for act in (state.read, lambda: state.write({})):
         with pytest.raises(
             OutputError, match=r"\.out\.fitting is needed for the state of the run, but has other files"
@@ -75,7 +75,7 @@ def test_the_state_of_a_run_goes_only_where_it_is_ours(tmp_path: Path) -> None:
     ours.write({"step": 1})
     RunState(ours.folder, "x", part="mask").write({"step": 2})
     assert ours.read() == {"fingerprint": "x", "step": 1}
-    ours.remove()
+    clear_state(ours.folder)
     assert not ours.folder.exists()
 
 

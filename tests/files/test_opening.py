@@ -225,12 +225,6 @@ def dangling(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder / "blob-that-was-never-fetched")
 
 
-def in_capitals(folder: Path) -> None:
-    name = TWO.upper().replace("SAFETENSORS", "safetensors")
-    (folder / TWO).rename(folder / name)
-    write_index(folder, {**PLACES, "b.weight": name, "c": TWO})
-
-
 def pickle_index(folder: Path) -> None:
     only("x.safetensors")(folder)
     write_index(folder, {"b.weight": "x.safetensors"}, name=PICKLED_INDEX)
@@ -275,7 +269,6 @@ REFUSED: list[tuple[Prepare | str, str]] = [
     (shard("x"), "which is not a .safetensors file"),
     (shard("x.safetensors"), r"index.json names the shard 'x.safetensors', which is missing; fetch it again"),
     (shard("x" * 300 + ".safetensors"), "File name too long"),
-    (in_capitals, r"index.json names shards that differ in case only .*; do not trust this file"),
     (pickle_index, r"points to 'x.safetensors', which is not a .bin file"),
     # what lies in their places
     (instead(lambda path: path.symlink_to("../secret.safetensors")), LEAVES),

@@ -9,7 +9,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import tarfile
 import types
 import warnings
 import zipfile
@@ -610,11 +609,6 @@ def not_of_torch(path: Path) -> None:
         archive.writestr("readme.txt", "hello")
 
 
-def tar(path: Path) -> None:
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(__file__, "storages")
-
-
 def archive_with(name: str, data: bytes = b"") -> Callable[[Path], object]:
     """An archive of torch with one member more."""
     return lambda path: forge(path, {"w": tensor()}, extra={name: data})
@@ -633,18 +627,13 @@ OTHER_FILES: list[tuple[Callable[[Path], object] | bytes, str]] = [
     (pickle.dumps({"a": 1}), "is a plain pickle, not a file of torch.save; save it again"),
     (b"PK\x03\x04 and no more", "is damaged, or was not written by torch.save .File is not a zip file"),
     (b"PK\x05\x06" + bytes(18), "with 0 files 'data.pkl'"),
-    (tar, "is a tar archive: unpack it"),
     (not_of_torch, r"zip archive with 0 files 'data.pkl'.*unpack it first"),
     (archive_with("other/data.pkl"), r"zip archive with 2 files 'data.pkl'"),
     (archive_with("archive/constants.pkl"), r"TorchScript archive; save torch.jit.load"),
     (archive_with("archive/byteorder", b"big"), r"must have byte order b'little', got b'big'; load it"),
-    (partial(forge, data={}, packed=True), r"members that are packed \('archive/data.pkl'.*save it again"),
+    (partial(forge, data={}, packed=True), r"members that are packed or encrypted \('archive/data.pkl'.*save it again"),
     (two_of_one_name, "two members of the same name; do not trust it"),
-    (encrypted, "members that are encrypted"),
-    (archive_with("archive/../../x"), "members that are outside the archive"),
-    (archive_with("/etc/passwd"), "members that are outside the archive"),
-    (archive_with("\\x"), "members that are outside the archive"),
-    (archive_with("C:x"), "members that are outside the archive"),
+    (encrypted, "members that are packed or encrypted"),
 ]
 
 
@@ -662,11 +651,9 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     path, state, tail = tmp_path / "m.pt", {"w": tensor()}, struct.pack("<q4f", 4, 0, 1, 2, 3)
     check(read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=tail)), {"w": torch.arange(4.0)})
     view = Store()
-    view.pid = ("storage", torch.FloatStorage, "0", "cpu", 4, ("1", 1, 2))
-    part = {"w": tensor(view, 0, (2,), (1,))}
-    checkpoint = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
-    check(checkpoint, {"w": torch.tensor([1.0, 2.0])})
+    view.pid = ("storage", torch.FloatStorage, "0", "cpu", 4, ("1", 1, 2))  # of torch before 0.4
     for parts, match in [
+        ((MAGIC, PROTOCOL, INFO, {"w": tensor(view)}, ["0"]), "a persistent id is not that of a storage"),
         ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, got 1000; fetch it again"),
         ((MAGIC, PROTOCOL, {"little_endian": False}, state, ["0"]), "not written on a little-endian machine"),
         ((MAGIC, PROTOCOL, INFO, state, ["9"]), "the list of storages does not fit the tensors"),

@@ -180,7 +180,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/dev/zero")
     for odd in (tmp_path / "fifo", tmp_path / "folder", tmp_path / "link", Path("/dev/null")):
-        with pytest.raises(CheckpointError, match=rf"{odd} is not a regular file; weights are read from plain files"):
+        with pytest.raises(CheckpointError, match=rf"{odd} is not a regular file; only plain files are read"):
             RawFile(odd)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))

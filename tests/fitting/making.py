@@ -76,7 +76,7 @@ class Steps:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.weights, self.optimiser = torch.empty(self.size), Optimiser(self.gates.groups(), CPU)
+        self.weights, self.optimiser = torch.empty(self.size), Optimiser(self.gates.groups, CPU)
         self.gates.write(self.weights)
 
     def take(self, gradient: torch.Tensor, share: float = 1.0) -> torch.Tensor:

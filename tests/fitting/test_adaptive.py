@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +10,7 @@ import pytest
 import torch
 from tests.fitting.making import KINDS, Steps
 
-from orthomerge.files.run_state import RunState
+from orthomerge.files.run_state import RunState, clear_state
 from orthomerge.fitting.adamerging import AdaMerging, elected
 from orthomerge.fitting.concrete import ConcreteAm, ConcreteMask, ConcreteTa, Final, TwoLevels
 from orthomerge.fitting.gates import Coefficients
@@ -191,10 +190,9 @@ def test_entropy_falls(kind: Kind) -> None:
 
 
 def levels(*, clamp: bool = True) -> tuple[Steps, ConcreteMask]:
-    bounds = (0.0, 1.0) if clamp else (-math.inf, math.inf)
     vectors = torch.stack([flat(seed) for seed in (4, 5, 6)])
     zero, mask = torch.zeros(LAYOUT.size), mask_of(make())
-    own = Coefficients(zero, vectors, LAYOUT, groups="tensor", start=0.3, lr=1.0, bounds=bounds)
+    own = Coefficients(zero, vectors, LAYOUT, by_tensor=True, lr=1.0, clamp=clamp)
     return Steps(TwoLevels(mask, own), LAYOUT.size), mask
 
 
@@ -261,5 +259,5 @@ def test_killed_and_resumed_in_either_part(part: str, tmp_path: Path) -> None:
     resumed = method.fit(replace(make_setting("bert"), state=state, say=said.append))
     assert torch.equal(resumed.weights, whole.weights)
     assert len(said) == {"step 4 of 8": 5 + 5, "step 3 of 8": 6 + 5, "step 2 of 4": 3}[part]
-    state.remove()
+    clear_state(state.folder)
     assert not any(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -11,7 +10,7 @@ import torch
 from tests.fitting.making import Steps, numbers
 
 from orthomerge.fitting.concrete import ConcreteMask, TwoLevels
-from orthomerge.fitting.gates import Coefficients, Components, Fixed, Free, Gates, Groups, Mask
+from orthomerge.fitting.gates import Coefficients, Fixed, Free, Gates, Mask
 from orthomerge.fitting.layout import Layout
 
 P = 500
@@ -27,8 +26,6 @@ LAYOUT = Layout(
         "scalar": (),
     }
 )
-COUNTS: dict[Groups, int] = {"encoder": 1, "tensor": 6, "row": 3 + 6 + 7 + 2 + 4 + 1}
-BOUNDS, FREE = (0.0, 1.0), (-math.inf, math.inf)
 
 
 def flat(seed: int) -> torch.Tensor:
@@ -40,26 +37,21 @@ def vectors() -> torch.Tensor:
     return torch.stack([flat(seed) for seed in range(1, T + 1)])
 
 
-def coefficients(groups: Groups, *, bounds: tuple[float, float] = FREE, lr: float = 0.1) -> Coefficients:
-    return Coefficients(flat(0), vectors(), LAYOUT, groups=groups, start=0.3, lr=lr, bounds=bounds)
-
-
-def components() -> Components:
-    return Components(flat(0), vectors(), LAYOUT, lr=0.1)
+def coefficients(*, by_tensor: bool = True, clamp: bool = True) -> Coefficients:
+    return Coefficients(flat(0), vectors(), LAYOUT, by_tensor=by_tensor, start=0.3, lr=0.1, clamp=clamp)
 
 
 def two_levels() -> TwoLevels:
     zero = torch.zeros(LAYOUT.size)
     mask = ConcreteMask(flat(0), zero.clone(), LAYOUT, lr=0.1)
-    return TwoLevels(mask, Coefficients(zero, vectors(), LAYOUT, groups="tensor", start=0.3, lr=1.0, bounds=BOUNDS))
+    return TwoLevels(mask, Coefficients(zero, vectors(), LAYOUT, by_tensor=True, lr=1.0))
 
 
 GATES: dict[str, Callable[[], Gates]] = {
     "free": lambda: Free(flat(0), lr=0.1, decay=0.5),
     "mask": lambda: Mask(flat(0), flat(1), penalty=1e-3),
     "hard": lambda: Mask(flat(0), flat(1), cap=2.0, form="hard"),
-    "row": lambda: coefficients("row"),
-    "component": components,
+    "coefficients": coefficients,
     "concrete": lambda: ConcreteMask(flat(0), flat(1), LAYOUT, lr=0.1),
     "two levels": two_levels,
 }
@@ -87,7 +79,7 @@ def test_fixed_weights_stay() -> None:
     gates.backward(numbers(1, P), 0)
     gates.write(weights, 1)
     assert torch.equal(weights, numbers(0, P))
-    assert (gates.size, gates.groups(), gates.measures()) == (0, [], {})
+    assert (gates.size, gates.groups, gates.measures()) == (0, [], {})
 
 
 def test_free_weights_move_as_in_adamw() -> None:
@@ -162,28 +154,26 @@ def test_measures_count_elements_that_some_expert_changed() -> None:
     assert Mask(numbers(0, P), torch.zeros(P)).measures() == {"masked": 0.0}
 
 
-def expected(values: torch.Tensor, groups: Groups, bounds: tuple[float, float]) -> torch.Tensor:
-    """The formula of coefficients, element by element through an index of groups."""
-    index, count = torch.zeros(LAYOUT.size, dtype=torch.int64), 0
-    for name, place in LAYOUT.places.items():
-        shape, size = LAYOUT.shapes[name], place.stop - place.start
-        rows = shape[0] if groups == "row" and shape else 1
-        index[place] = 0 if groups == "encoder" else count + torch.arange(rows).repeat_interleave(size // rows)
-        count += rows
+def expected(values: torch.Tensor, *, clamp: bool) -> torch.Tensor:
+    """The formula of coefficients, element by element through an index of tensors."""
+    index = torch.zeros(LAYOUT.size, dtype=torch.int64)
+    for number, place in enumerate(LAYOUT.places.values()):
+        index[place] = number % values.shape[1]
     total = flat(0)
     for number in range(T):
-        total = total + values.clamp(*bounds)[number][index] * flat(number + 1)
+        own = values.clamp(0, 1) if clamp else values
+        total = total + own[number][index] * flat(number + 1)
     return total
 
 
-@pytest.mark.parametrize("groups", COUNTS)
-@pytest.mark.parametrize("bounds", [FREE, BOUNDS])
-def test_coefficients_and_their_gradient(groups: Groups, bounds: tuple[float, float]) -> None:
-    gates, weights = coefficients(groups, bounds=bounds), torch.empty(LAYOUT.size)
-    assert gates.values.shape == (T, COUNTS[groups])
-    gates.values.copy_(0.5 + numbers(9, T, COUNTS[groups]))
+@pytest.mark.parametrize("by_tensor", [True, False])
+@pytest.mark.parametrize("clamp", [True, False])
+def test_coefficients_and_their_gradient(by_tensor: bool, clamp: bool) -> None:
+    gates, weights = coefficients(by_tensor=by_tensor, clamp=clamp), torch.empty(LAYOUT.size)
+    assert gates.values.shape == (T, len(LAYOUT.shapes) if by_tensor else 1)
+    gates.values.copy_(0.5 + numbers(9, *gates.values.shape))
     values = gates.values.clone().requires_grad_(True)
-    theta = expected(values, groups, bounds)
+    theta = expected(values, clamp=clamp)
     gates.write(weights)
     torch.testing.assert_close(weights, theta.detach())
     direction = flat(7)
@@ -192,11 +182,11 @@ def test_coefficients_and_their_gradient(groups: Groups, bounds: tuple[float, fl
     torch.testing.assert_close(gates.gradient(direction), values.grad)
     weights = Steps(gates, LAYOUT.size).take(direction, 0.5)
     torch.testing.assert_close(gates.values, values.detach() - 0.05 * values.grad.sign())
-    torch.testing.assert_close(weights, expected(gates.values, groups, bounds))
+    torch.testing.assert_close(weights, expected(gates.values, clamp=clamp))
 
 
 def test_bounds_stop_the_gradient_and_count_as_the_bound() -> None:
-    gates = coefficients("tensor", bounds=BOUNDS)
+    gates = coefficients()
     gates.values.fill_(0.2)
     gates.values[0, :4], gates.values[1, 0], gates.values[2, 3] = torch.tensor([-0.5, 0.0, 0.5, 1.0]), 1.5, -1.0
     stopped = (gates.gradient(flat(7)) == 0).nonzero().tolist()
@@ -204,52 +194,4 @@ def test_bounds_stop_the_gradient_and_count_as_the_bound() -> None:
     assert gates.measures()["least"] == 0.0
     assert gates.measures()["most"] == 1.0
     assert gates.clamped()[0, :4].tolist() == [0.0, 0.0, 0.5, 1.0]
-    assert coefficients("row").measures() == pytest.approx({"least": 0.3, "mean": 0.3, "most": 0.3})
-
-
-def test_no_component_is_the_origin_and_all_are_the_vectors() -> None:
-    gates, weights = components(), torch.empty(LAYOUT.size)
-    assert gates.size == T * (3 + 2 + 1 + 1 + 1 + 1)  # one per direction, and one for what is no matrix
-    gates.write(weights)
-    assert torch.equal(weights, flat(0))
-    gates.values[:] = torch.tensor([0.5, -1.0, 2.0])[:, None]
-    gates.write(weights)
-    whole = flat(0) + torch.tensor([0.5, -1.0, 2.0]) @ vectors()
-    torch.testing.assert_close(weights, whole, rtol=1e-5, atol=1e-5)
-
-
-def test_one_component_alone() -> None:
-    gates, weights = components(), torch.empty(LAYOUT.size)
-    gates.values[1, 0] = 1.0
-    gates.write(weights)
-    tau = vectors()[1][LAYOUT.places["layer.weight"]].view(3, 5)
-    U, s, Vh = torch.linalg.svd(tau, full_matrices=False)
-    change = (weights - flat(0))[LAYOUT.places["layer.weight"]].view(3, 5)
-    torch.testing.assert_close(change, s[0] * U[:, :1] @ Vh[:1], rtol=1e-5, atol=1e-5)
-    assert torch.linalg.matrix_rank(change) == 1
-
-
-def test_the_gradient_of_components_is_autograds() -> None:
-    gates, gradient = components(), flat(9)
-    values = numbers(1, *gates.values.shape).requires_grad_()
-    total, at = torch.zeros(()), 0
-    for name, place in LAYOUT.places.items():
-        shape, part = LAYOUT.shapes[name], vectors()[:, place]
-        if name.endswith(".weight"):
-            U, s, Vh = torch.linalg.svd(part.view(T, *shape), full_matrices=False)
-            count = s.shape[1]
-            weight = torch.einsum("tmr,tr,trk->mk", U, s * values[:, at : at + count], Vh).reshape(-1)
-        else:
-            count, weight = 1, values[:, at] @ part
-        total = total + weight @ gradient[place]
-        at += count
-    (by_autograd,) = torch.autograd.grad(total, values)
-    torch.testing.assert_close(gates.gradient(gradient), by_autograd, rtol=1e-4, atol=1e-5)
-
-
-def test_steps_of_components_go_down() -> None:
-    steps, target = Steps(components(), LAYOUT.size), flat(0) + vectors()[0]
-    before = float((steps.weights - target).norm())
-    for _ in range(50):
-        steps.take(steps.weights - target)
-    assert float((steps.weights - target).norm()) < 0.2 * before
+    assert coefficients().measures() == pytest.approx({"least": 0.3, "mean": 0.3, "most": 0.3})

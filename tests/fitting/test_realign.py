@@ -44,8 +44,6 @@ def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
         ("free", "expert", "ridge"),
         ("mask", "solved", "ridge"),
         ("mask", "expert", "ridge"),
-        ("row", "solved", "ridge"),
-        ("component", "solved", "ridge"),
     ],
 )
 def test_it_comes_nearer_to_the_experts(setting: Setting, gates: Any, read_by: Any, solver: str) -> None:

@@ -9,9 +9,8 @@ import torch
 
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.merge import task_vectors
-from orthomerge.merging.vectors import TaskVector
+from orthomerge.merging.vectors import TaskVector, evaluate
 
 KEY = "encoder.layer.0.output.dense.weight"
 

@@ -46,7 +46,7 @@ def test_zero_low_rank_and_cancelling_experts(method: TsvM) -> None:
 REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     *((cls, {"scale": float("nan")}, "'scale' must be a finite number, got nan") for cls in (*SPECTRAL, Wudi)),
     (IsoCts, {"common": 1.2}, r"'common' must be in \[0, 1\], got 1.2"),
-    (Wudi, {"lr": float("inf")}, "'lr' must be a finite number, got inf"),
+    (Wudi, {"lr": float("inf")}, "'lr' must be positive, got inf"),
     (Wudi, {"lr": 0.0}, "'lr' must be positive, got 0"),
     (Wudi, {"steps": -1}, "'steps' must be at least 0, got -1"),
     (Wudi, {"rest": "means"}, "'rest' must be base or mean, got 'means'; did you mean 'mean'"),

@@ -72,11 +72,11 @@ def test_marks() -> None:
     assert "ref." not in board_table(transductive).names
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
+@pytest.mark.parametrize("form", ["markdown", "latex"])
 def test_forms_of_a_table(form: str, snapshot: SnapshotAssertion) -> None:
     """Exact texts; after a change that is meant, `pytest tests/reporting --snapshot-update` renews them."""
     inductive, free, _ = (board_table(board) for board in boards(RUN, compared()))
-    forms = {"text": free.text(), "markdown": inductive.markdown(), "latex": free.latex("Accuracy: data_free")}
+    forms = {"markdown": inductive.markdown(), "latex": free.latex("Accuracy: data_free")}
     assert forms[form] == snapshot
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import normalize
@@ -32,12 +32,9 @@ from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.descent import Descent, require_finite
 from orthomerge.alignment.folding import first_map, logits_from, with_first_map
 from orthomerge.alignment.problem import Problem
-from orthomerge.core.checks import at_least_one
-from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.checks import at_least_one, choices
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
-
-Recipe = Literal["paper", "tuned"]
 
 _NORM = 20.0  # root mean square of the inputs in the coordinates of `tuned`
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -50,7 +47,7 @@ _RECIPES: Mapping[str, Mapping[str, Any]] = {
 class AlignedC:
     """`recipe` sets everything; `epochs`, `lr`, `batch` and `most` (steps) override it if they are set."""
 
-    recipe: Recipe = "tuned"
+    recipe: Literal["paper", "tuned"] = "tuned"
     epochs: int | None = None
     lr: float | None = None
     batch: int | None = None
@@ -58,9 +55,7 @@ class AlignedC:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.recipe not in _RECIPES:
-            hint = nearest(self.recipe, get_args(Recipe))
-            raise RecipeError(f"'recipe' must be 'paper' or 'tuned', got {self.recipe!r}; {hint}")
+        choices(self)
         at_least_one(epochs=self.epochs, batch=self.batch, most=self.most)
         self.descent(1)
 
@@ -69,8 +64,7 @@ class AlignedC:
         own = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
         options = {**_RECIPES[self.recipe], **{name: value for name, value in own.items() if value is not None}}
         steps = options["epochs"] * math.ceil(count / options["batch"])
-        if options["most"] is not None:
-            steps = min(steps, options["most"])
+        steps = min(steps, options["most"] or steps)
         return Descent(steps, options["lr"], options["batch"], options["decay"], self.seed)
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:

@@ -25,7 +25,7 @@ from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem, Solved
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.checks import not_negative
 from orthomerge.models.heads import Head
 
 _DOUBT = 2.0  # standard errors
@@ -42,9 +42,7 @@ class Auto(Solved):
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("few", "enough"):
-            if not getattr(self, name) >= 0:
-                raise RecipeError(f"{name!r} must be at least 0, got {getattr(self, name)}")
+        not_negative(few=self.few, enough=self.enough)
 
     def align(self, problem: Problem) -> Alignment:
         per_class = len(problem.H) / len(problem.head.labels)

@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 
 from orthomerge.core.adam import Adam, rate_share
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, fraction
 from orthomerge.core.errors import NumericalError, RecipeError
 
 
@@ -29,8 +29,7 @@ class Descent:
 
     def __post_init__(self) -> None:
         at_least_one(steps=self.steps, batch=self.batch)
-        if not 0 < self.lr <= 1:
-            raise RecipeError(f"'lr' must be in (0, 1], got {self.lr}")
+        fraction(lr=self.lr)
         if not -(2**63) <= self.seed < 2**63:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
 

@@ -21,7 +21,7 @@ import torch
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import first_map, folded, with_first_map
 from orthomerge.alignment.problem import Problem, Solved, check_strength
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.checks import fraction
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ class Invertible(Linear):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.floor < 1:
-            raise RecipeError(f"'floor' must be between 0 and 1, got {self.floor}")
+        fraction(floor=self.floor, one=False)
 
     def align(self, problem: Problem) -> Alignment:
         strength = self.chosen(problem)

@@ -43,6 +43,7 @@ from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 
 Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of M, on some rows
+Loss = Callable[[Problem, torch.Tensor], float]  # of mapped inputs [n, d]
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,26 @@ class AlignedM(Descent):
         """Facts: the mean divergence from the expert's outputs before and after."""
         problem = Problem.of(pair, head)
         M = trained(self, problem, divergence_gradient(problem, self.device), name="aligned-m")
-        return Alignment(folded(head, M, task=problem.task), _divergences(problem, M))
+        return _aligned(problem, M, _divergence)
 
 
 @dataclass(frozen=True)
-class OrthM(Descent):
+class _NearOrthogonal(Descent):
+    alpha: float = 1.0
+    project: bool = True
+
+    def __post_init__(self) -> None:
+        not_negative(alpha=self.alpha)
+        super().__post_init__()
+
+    def finished(self, problem: Problem, M: torch.Tensor, loss: Loss) -> Alignment:
+        """Fold M or, with `project`, the nearest orthogonal matrix, and add the defect of M to the facts."""
+        nearest = polar_factor(M, task=problem.task) if self.project else M
+        return _aligned(problem, nearest, loss, defect=float(excess(M).norm()))
+
+
+@dataclass(frozen=True)
+class OrthM(_NearOrthogonal):
     """`alpha`: weight of the penalty; `project`: end with the nearest orthogonal matrix (off, as printed).
 
     `steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of the order of the inputs; `device`: where it is trained.
@@ -72,12 +88,8 @@ class OrthM(Descent):
     alpha: float = 1e-2
     project: bool = False
 
-    def __post_init__(self) -> None:
-        not_negative(alpha=self.alpha)
-        super().__post_init__()
-
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
-        """Facts: the divergence before and after, and the defect ||S||_F of what was trained, before any projection."""
+        """Facts: the divergence before and after, and the defect ||S||_F before any projection."""
         problem = Problem.of(pair, head)
         divergence = divergence_gradient(problem, self.device)
 
@@ -86,30 +98,24 @@ class OrthM(Descent):
             return divergence(M, rows).add_((M @ excess(M).sign_()).mul_(2 * self.alpha))
 
         M = trained(self, problem, gradient if self.alpha else divergence, name="orth-m")
-        M, defect = _projected(M, self.project, problem.task)
-        return Alignment(folded(head, M, task=problem.task), {**_divergences(problem, M), "defect": defect})
+        return self.finished(problem, M, _divergence)
 
 
 @dataclass(frozen=True)
-class MomaOrthogonal(Descent):
+class MomaOrthogonal(_NearOrthogonal):
     """`alpha`: weight of the penalty; `project`: end with the nearest orthogonal matrix.
 
     `steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of the order of the inputs; `device`: where it is trained.
     """
 
-    alpha: float = 1.0
-    project: bool = True
-
-    def __post_init__(self) -> None:
-        not_negative(alpha=self.alpha)
-        super().__post_init__()
-
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: mean distance to the expert's features before and after, and ||S||_F before any projection."""
         problem = Problem.of(pair, head)
         scale = float(pair.expert.values.double().norm(dim=1).mean()) if head.normalise else 1.0
-        H, T = problem.H * scale, problem.T * scale
-        h, t = (values.float().to(device_of(self.device)) for values in (H, T))
+        h, t = ((values * scale).float().to(device_of(self.device)) for values in (problem.H, problem.T))
+
+        def distance(problem: Problem, mapped: torch.Tensor) -> float:
+            return float((mapped - problem.T).norm(dim=1).mean()) * scale
 
         def gradient(A: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
             R = h[rows] @ A.T - t[rows]
@@ -118,11 +124,7 @@ class MomaOrthogonal(Descent):
             of_distance = normalize(R, dim=1).div_(len(rows)).T @ h[rows]
             return of_distance.addcdiv_(A @ S, S.norm().clamp_min_(1e-12), value=2 * self.alpha)
 
-        A = trained(self, problem, gradient, name="moma-orthogonal")
-        A, defect = _projected(A, self.project, problem.task)
-        before, after = (float((mapped - T).norm(dim=1).mean()) for mapped in (H, H @ A.T))
-        facts = {"loss_before": before, "loss": after, "defect": defect}
-        return Alignment(folded(head, A, task=problem.task), facts)
+        return self.finished(problem, trained(self, problem, gradient, name="moma-orthogonal"), distance)
 
 
 def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -> torch.Tensor:
@@ -163,11 +165,11 @@ def excess(M: torch.Tensor) -> torch.Tensor:
     return S
 
 
-def _projected(M: torch.Tensor, project: bool, task: str) -> tuple[torch.Tensor, float]:
-    """Return M, or with `project` the nearest orthogonal matrix, and ||S||_F of M."""
-    return polar_factor(M, task=task) if project else M, float(excess(M).norm())
+def _aligned(problem: Problem, M: torch.Tensor, loss: Loss, **facts: float) -> Alignment:
+    """Fold M, with the loss before and after as facts."""
+    losses = {"loss_before": loss(problem, problem.H), "loss": loss(problem, problem.H @ M.T)}
+    return Alignment(folded(problem.head, M, task=problem.task), {**losses, **facts})
 
 
-def _divergences(problem: Problem, M: torch.Tensor) -> dict[str, float]:
-    before, after = (problem.divergence(logits_from(problem.head, x)) for x in (problem.H, problem.H @ M.T))
-    return {"loss_before": before, "loss": after}
+def _divergence(problem: Problem, mapped: torch.Tensor) -> float:
+    return problem.divergence(logits_from(problem.head, mapped))

@@ -1,9 +1,5 @@
-"""Make a model for a task without training data, from an analogy of three others."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
@@ -12,9 +8,7 @@ from orthomerge.evaluation.editing import Analogous, Form, solve_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID, check_vectors
 from orthomerge.models.encoding import Encoding
-
-if TYPE_CHECKING:
-    from orthomerge.models.experts import Experts
+from orthomerge.models.experts import Experts
 
 
 def analogy(

@@ -1,29 +1,21 @@
-"""Diagnose a model: what it lost against its experts, and what can be recovered."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
-from orthomerge.analysis.diagnosis import FILE, write_diagnosis
+from orthomerge.analysis.diagnosis import FILE, Diagnosis, write_diagnosis
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import labelled_tasks, sources_of
-from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.records import Record, read_records
 from orthomerge.evaluation.scale import ScaleSearch, scale_curve
 from orthomerge.files.folders import check_claim, claim
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
+from orthomerge.models.model import Model
 from orthomerge.models.saved import resolve
-
-if TYPE_CHECKING:
-    from orthomerge.analysis.diagnosis import Diagnosis
-    from orthomerge.evaluation.records import Record
-    from orthomerge.models.encoding import Encoding
-    from orthomerge.models.model import Model
 
 
 def diagnose(

@@ -1,7 +1,3 @@
-"""Score models on labelled data and compare them."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,35 +73,29 @@ def _subjects(
     models: Named, data: Mapping[str, Any] | str | Path
 ) -> tuple[list[Subject], Model, Path | None, Mapping[str, Any]]:
     """Return uniquely named subjects, the first model and its folder, and the source of each task."""
+    if isinstance(models, Mapping):
+        items = list(models.values())
+    else:
+        items = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+    if not items:
+        raise RecipeError("there is no model to score: give at least one")
     subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
-    for name, item in _listed(models):
+    for item in items:
         if isinstance(item, Subject):
-            subject = item
+            subjects.append(item)
             sources.append((next(iter(item.models.values())), None))
         else:
             model, folder = resolve(item)
             data = sources_of(data, model.tasks)
             for task in data:
                 model.head(task)  # raises if the model does not have the task
-            subject = Subject.of(model, data)
+            subjects.append(Subject.of(model, data))
             sources.append((model, folder))
-        subjects.append(subject if name is None else replace(subject, name=name))
-    if not isinstance(models, Mapping):
+    if isinstance(models, Mapping):
+        subjects = [replace(subject, name=name) for name, subject in zip(models, subjects, strict=True)]
+    else:
         subjects = with_unique_names(subjects, [folder.name if folder else "" for _, folder in sources])
     return subjects, *sources[0], sources_of(data, sources[0][0].tasks)
-
-
-def _listed(models: Named) -> list[tuple[str | None, One]]:
-    """Return each model with its name if the caller gave one, else None."""
-    items: list[tuple[str | None, One]]
-    if isinstance(models, Mapping):
-        items = list(models.items())
-    else:
-        several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        items = [(None, model) for model in several]
-    if not items:
-        raise RecipeError("there is no model to score: give at least one")
-    return items
 
 
 def read_protocols(

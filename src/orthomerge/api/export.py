@@ -1,7 +1,3 @@
-"""Write a model for other tools: stock transformers or ONNX."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

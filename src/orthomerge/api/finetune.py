@@ -1,23 +1,17 @@
-"""Make an expert: fine-tune a base on one task."""
-
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.api.open import open as open_named
 from orthomerge.core.schema import build
 from orthomerge.data.reading import read_task
 from orthomerge.files.opening import locate
+from orthomerge.models.model import Model
 from orthomerge.models.processors import load_processor
 from orthomerge.tuning.finetune import finetune as train
+from orthomerge.tuning.loop import Progress
 from orthomerge.tuning.settings import Tuning
-
-if TYPE_CHECKING:
-    from orthomerge.models.model import Model
-    from orthomerge.tuning.loop import Progress
 
 
 def finetune(

@@ -1,7 +1,3 @@
-"""Describe a checkpoint, an adapter or a merged model."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

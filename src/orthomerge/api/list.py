@@ -1,7 +1,4 @@
-"""List methods, aligners, protocols, families or suites."""
-
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import MISSING
 from importlib import import_module
 from inspect import getdoc
@@ -28,43 +25,35 @@ def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - used as o
     rows: Any = getattr(import_module(f"orthomerge.{module}"), attribute)
     rows = rows() if callable(rows) else rows
     singular = "family" if kind == "families" else kind[:-1]
-    if name is not None:
-        return _options(find_row(rows, name, what=singular), kind)
-    second = {"families": "model types", "suites": "needs"}.get(kind, "options")
-    cells = ((row.name, row.title, _second(row, kind), _note(row, kind)) for row in rows.values())
-    return Table.of("", (singular, "title", second, "note"), cells, left=4, wrap=("title", second))
+    if name is None:
+        second = {"families": "model types", "suites": "needs"}.get(kind, "options")
+        cells = ((row.name, row.title, *_summary(row, kind)) for row in rows.values())
+        return Table.of("", (singular, "title", second, "note"), cells, left=4, wrap=("title", second))
+    row = find_row(rows, name, what=singular)
+    note = "" if kind in ("families", "suites") else f"{row.reference}\n\n{getdoc(maker_of(row)) or ''}"
+    return Table.of(f"{row.name}: {row.title}", ("option", "type", "default"), _options(row, kind), left=3, note=note)
 
 
-def _options(row: Any, kind: str) -> Table:
-    """Return a table of the options of one entry, with its reference and documentation below."""
-    if kind in ("families", "suites"):
-        facts = (
-            {"model types": row.model_types, "pooling": row.poolings} if kind == "families" else {"tasks": row.tasks}
-        )
-        cells = [(fact, "list of text", ", ".join(items)) for fact, items in facts.items()]
-        return Table.of(f"{row.name}: {row.title}", ("option", "type", "default"), cells, left=3)
-    maker = maker_of(row)
-    cells = [(name, describe(kind), _default(field)) for name, (kind, field) in schema(maker).items()]
-    note = f"{row.reference}\n\n{getdoc(maker) or ''}"
-    return Table.of(f"{row.name}: {row.title}", ("option", "type", "default"), cells, left=3, note=note)
-
-
-def _second(row: Any, kind: str) -> str:
+def _summary(row: Any, kind: str) -> tuple[str, str]:
+    """Return options, model types or requirements of an entry, and what it needs or adds."""
     if kind == "families":
-        return ", ".join(row.model_types)
+        return ", ".join(row.model_types), row.modality
     if kind == "suites":
-        return str(row.needs)
-    return ", ".join(f"{name}={_default(field)}" for name, (_, field) in schema(maker_of(row)).items())
+        return row.needs, f"{len(row.tasks)} tasks"
+    adds = "adds parameters" if getattr(row, "extra", False) else ""
+    options = ", ".join(f"{name}={default}" for name, _, default in _options(row, kind))
+    return options, "needs inputs" if getattr(row, "fitted", False) else adds
 
 
-def _note(row: Any, kind: str) -> str:
-    """Describe what an entry needs or adds."""
-    if kind in ("families", "suites"):
-        return str(row.modality) if kind == "families" else f"{len(row.tasks)} tasks"
-    if getattr(row, "fitted", False):
-        return "needs inputs"
-    return "adds parameters" if getattr(row, "extra", False) else ""
-
-
-def _default(field: Any) -> str:
-    return "" if field.default is MISSING else str(field.default)
+def _options(row: Any, kind: str) -> Sequence[tuple[str, str, str]]:
+    """Return name, type and default of every option of an entry."""
+    if kind == "families":
+        facts = {"model types": row.model_types, "pooling": row.poolings}
+    elif kind == "suites":
+        facts = {"tasks": row.tasks}
+    else:
+        return [
+            (name, describe(type_), "" if field.default is MISSING else str(field.default))
+            for name, (type_, field) in schema(maker_of(row)).items()
+        ]
+    return [(fact, "list of text", ", ".join(items)) for fact, items in facts.items()]

@@ -1,7 +1,3 @@
-"""Load a saved model."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from orthomerge.models.model import Model

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.model import Model
     from orthomerge.models.opening import Named
-    from orthomerge.runs.recipe import Recipe
 
 
 AUTO = "auto"
@@ -53,7 +52,7 @@ def merge(
         method = "task_arithmetic" if data is None or searched else "realign"
     data = None if data is None else sources_of(data, experts.tasks)
     if searched:
-        search = _search(experts, method, data, options, seed=seed, device=device or "cpu", vector=vector)
+        search = search_scale(experts, method, data, options, seed=seed, device=device or "cpu", vector=vector)
         options, data = {**options, "scale": search.best}, None
     if data is not None:
         from orthomerge.fitting.fit import fit
@@ -63,17 +62,10 @@ def merge(
     return merge_opened(experts, method, options, dtype=dtype, seed=seed, device=device or "cpu", vector=vector)
 
 
-def search_scale(recipe: Recipe, data: Mapping[str, Any] | str | None) -> ScaleSearch:
-    """Score the merge of a recipe with `scale: auto` at every scale on the validation splits of `data`."""
-    experts, merge = Experts(recipe.opening).check(), recipe.merge
-    return _search(
-        experts, merge.method, data, merge.parameters, seed=merge.seed, device=merge.device, vector=merge.vector
-    )
-
-
-def _search(
+def search_scale(
     experts: Experts, method: Any, data: Mapping[str, Any] | str | None, options: Mapping[str, Any], **how: Any
 ) -> ScaleSearch:
+    """Score a merge at every scale on the validation splits of `data`. `how`: seed, device and vector."""
     from orthomerge.evaluation.scale import search_scale as search
     from orthomerge.models.encoding import Encoding
 

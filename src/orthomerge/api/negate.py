@@ -1,10 +1,6 @@
-"""Forget a task as far as the accuracy on control tasks allows."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
@@ -14,10 +10,7 @@ from orthomerge.evaluation.editing import KEEP, Negated, negate_task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID
 from orthomerge.models.encoding import Encoding
-
-if TYPE_CHECKING:
-    from orthomerge.models.experts import Experts
-
+from orthomerge.models.experts import Experts
 
 Heads = Literal["probe", "expert"]
 

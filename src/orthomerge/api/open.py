@@ -1,7 +1,3 @@
-"""Open a base and experts from headers; all problems are listed at once."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,3 @@
-"""Upload a model to the Hugging Face Hub."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

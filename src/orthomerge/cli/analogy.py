@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import orthomerge as om
-from orthomerge.cli.editing import Edit
 from orthomerge.cli.flags import How, Input, Parts, command
+from orthomerge.cli.options import Edit
 from orthomerge.cli.printing import score_cell
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress

@@ -56,8 +56,6 @@ def evaluate(
     from orthomerge.api.suite import evaluate_suite
     from orthomerge.evaluation.scores import check_run
 
-    if not margin > 0:
-        raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
     protocols = read_protocols(protocol, aligner, shots=shots, seeds=seeds, access=access)
     check_run(Path(out))
     sources = columns.of(data)

@@ -19,10 +19,4 @@ def list(  # noqa: A001 - the name of the command
     """
     table = om.list(kind, name)
     yield table.json_rows()
-    if name is None:
-        yield table
-        return
-    yield table.title
-    for option, type_, default in table.texts:
-        yield f"  {option} = {default}  ({type_})"
-    yield table.note
+    yield table

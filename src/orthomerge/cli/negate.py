@@ -4,9 +4,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import orthomerge as om
-from orthomerge.cli.editing import Edit
 from orthomerge.cli.flags import How, Input, Parts, command
-from orthomerge.cli.options import Columns, Labelled
+from orthomerge.cli.options import Columns, Edit, Labelled
 from orthomerge.cli.printing import score_cell
 from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from orthomerge.cli.flags import How, Input, Output
+from orthomerge.cli.flags import How, Input, Output, Parts
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
+    from orthomerge.core.progress import Progress
     from orthomerge.models.encoding import Encoding
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.model import Model
+    from orthomerge.runs.recipe import Recipe
 
 _EXPERTS = (
     "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe of "
@@ -17,7 +23,7 @@ _EXPERTS = (
 )
 _DATA = "A folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated. Labels are {}."
 
-Experts = Annotated[tuple[str, ...], Input(_EXPERTS, "EXPERT...", positional=True)]
+ExpertPaths = Annotated[tuple[str, ...], Input(_EXPERTS, "EXPERT...", positional=True)]
 SavedModel = Annotated[str, Input("Folder of a merged model.", "MODEL", positional=True)]
 Unlabelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("not used"), "PATH")]
 Labelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("needed"), "PATH")]
@@ -86,3 +92,43 @@ class Saved(Compute):
     def options(self) -> dict[str, Any]:
         """Return the arguments of `align`, `evaluate` and `diagnose`."""
         return {"experts": self.expert, "base": self.base, "encoding": self.encoding()}
+
+
+@dataclass(frozen=True)
+class Edit(Compute):
+    """Flags of `negate` and `analogy`: experts, the grid of a search, and the output."""
+
+    experts: ExpertPaths = ()
+    base: Base = None
+    grid: Grid = None
+    out: OutIfAny = None
+    dtype: Dtype = None
+    force: Force = False
+
+    def open(self, progress: Progress) -> tuple[Recipe, Experts, dict[str, Any]]:
+        """Return the recipe of the command line, whose output is checked, its experts, and options of the search."""
+        from orthomerge.api.request import read_request
+        from orthomerge.files.publish import check_target
+        from orthomerge.models.experts import Experts
+
+        request = read_request(self.experts, edit=True, base=self.base, out=self.out, dtype=self.dtype)
+        if request.out is not None:
+            check_target(Path(request.out), force=self.force)
+        how = {"dtype": request.dtype, "seed": request.seed, "encoding": self.encoding(cached=False)}
+        grid = {} if self.grid is None else {"grid": self.grid}
+        return request, Experts(request.opening).check(), {**how, **grid, "progress": progress}
+
+    def write(
+        self, model: Model | None, request: Recipe, *, data: Iterable[str], reason: str, progress: Progress
+    ) -> Parts:
+        """Write the model that a search chose. `reason`: the error if it chose none."""
+        from orthomerge.models.writing import write_model
+        from orthomerge.runs.models import existing
+
+        if request.out is None:
+            return
+        if model is None:
+            raise RecipeError(reason)
+        out, size, inputs = Path(request.out), request.max_shard_size, existing(data)
+        manifest = write_model(model, out, force=self.force, max_shard_size=size, inputs=inputs, progress=progress)
+        yield f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Part = str | Table | Mapping[str, Any] | list[Any]
 _EVERY = 5.0  # seconds between lines of progress in a log
+_NARROW = 12  # letters: smallest width of a column that wraps
 
 
 def show(part: Part, *, as_json: bool = False) -> None:
@@ -31,19 +32,32 @@ def show(part: Part, *, as_json: bool = False) -> None:
     if isinstance(part, str | Table) == as_json:
         return
     if isinstance(part, Table):
-        part = _table_text(part)
-    elif not isinstance(part, str):
-        part = json.dumps(part, indent=2, ensure_ascii=False, default=str)
-    click.echo(part)
+        _print_table(part)
+    else:
+        click.echo(part if isinstance(part, str) else json.dumps(part, indent=2, ensure_ascii=False, default=str))
 
 
-def _table_text(table: Table) -> str:
-    """Format a table as wide as the terminal, with a blank line before a title."""
+def _print_table(table: Table) -> None:
+    """Print a table, with a blank line before a title. Only columns that wrap are narrowed to fit the terminal."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid, columns = Grid(box=None, pad_edge=False), zip(table.names, *table.texts, strict=True)
+    widths = [max(cell_len(plain(text)) for text in column) for column in columns]
+    least = [_NARROW if column.wrap else width for column, width in zip(table.columns, widths, strict=True)]
+    for column, width in zip(table.columns, least, strict=True):
+        wrap: dict[str, Any] = {"no_wrap": not column.wrap, "overflow": "fold", "min_width": width}
+        grid.add_column(Text(plain(column.name)), justify=column.align, **wrap)
+    for row in table.texts:
+        grid.add_row(*(Text(plain(text)) for text in row))
     width = get_terminal_size().columns
-    header, *rows = table.text(width).split("\n")
-    title = [f"\n{plain(table.title)}"] if table.title else []
-    note = [fill(plain(table.note), width)] if table.note else []
-    return "\n".join((*title, click.style(header, bold=True), *rows, *note))
+    if table.title:
+        click.echo(f"\n{plain(table.title)}")
+    Console(width=max(width, sum(least) + 2 * len(least) - 2), highlight=False).print(grid)
+    for line in table.note.splitlines():
+        click.echo(fill(plain(line), width))
 
 
 def score_cell(score: Score) -> str:

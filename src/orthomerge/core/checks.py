@@ -29,9 +29,10 @@ def positive(**numbers: float) -> None:
 
 def not_negative(**numbers: float) -> None:
     """Refuse numbers that are below zero, infinite or NaN."""
+    finite(**numbers)
     for name, number in numbers.items():
-        if not 0 <= number < math.inf:
-            raise RecipeError(f"{name!r} must be a number of at least 0, got {number}")
+        if number < 0:
+            raise RecipeError(f"{name!r} must be at least 0, got {number}")
 
 
 def finite(**numbers: float | tuple[float, ...]) -> None:

@@ -38,13 +38,16 @@ def device_of(name: str) -> torch.device:
 
 @contextmanager
 def enough_memory(work: str, advice: str) -> Iterator[None]:
-    """Replace torch's error for exhausted device memory by one that names the work and gives advice."""
+    """Replace errors for exhausted memory by one that names the work and gives advice."""
     import torch
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OrthomergeError(f"the device ran out of memory with {work}; {advice}") from error
+    except (MemoryError, RuntimeError) as error:
+        # torch has no class of its own for memory that runs out on a CPU.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise OrthomergeError(f"the device ran out of memory with {work}; {advice}") from error
+        raise
 
 
 def free_memory(device: torch.device) -> int:

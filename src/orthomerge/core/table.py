@@ -1,4 +1,4 @@
-"""Tables as plain text, Markdown and LaTeX, and plain values as CSV.
+"""Tables, their forms as Markdown and LaTeX, and plain values as CSV.
 
 Texts may come from any file and are never markup: every format passes them through `plain` and escapes its own markup.
 """
@@ -10,10 +10,8 @@ import html
 import io
 import math
 import re
-import textwrap
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Literal
 
 Value = str | int | float | None
@@ -27,8 +25,6 @@ _LATEX = {
 # An underscore between letters or digits needs no escape.
 _MARKDOWN = re.compile(r"[\\|*`\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 _FORMULA = tuple("=+-@＝＋－＠")
-_GAP = "  "  # between columns of plain text
-_NARROW = 12  # letters: smallest width of a column that wraps
 
 
 @dataclass(frozen=True)
@@ -86,19 +82,6 @@ class Table:
     def texts(self) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
-    def text(self, width: int = 80) -> str:
-        """Format as header and rows for a terminal; only columns that wrap are narrowed to fit the width."""
-        lines = [[plain(text) for text in row] for row in (self.names, *self.texts)]
-        widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-        wrapping = [place for place, column in enumerate(self.columns) if column.wrap]
-        room = width - len(_GAP) * (len(widths) - 1)
-        while wrapping and sum(widths) > room:
-            widest = max(wrapping, key=lambda place: widths[place])
-            if widths[widest] <= _NARROW:
-                break
-            widths[widest] -= 1
-        return "\n".join(line for row in lines for line in self._wrapped(row, widths))
-
     def markdown(self) -> str:
         """Format as Markdown, with title and note."""
         rule = "|" + "".join("---|" if column.align == "left" else "---:|" for column in self.columns)
@@ -133,21 +116,6 @@ class Table:
         """Return one mapping per row, from column to value; None for an empty text."""
         rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
-
-    def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
-        """Format one row as lines."""
-        cells = [
-            textwrap.wrap(text, width) or [""] if column.wrap else [text]
-            for text, width, column in zip(texts, widths, self.columns, strict=True)
-        ]
-        lines = []
-        for parts in zip_longest(*cells, fillvalue=""):
-            padded = []
-            for text, width, column in zip(parts, widths, self.columns, strict=True):
-                blank = " " * (width - _width(text))
-                padded.append(text + blank if column.align == "left" else blank + text)
-            lines.append(_GAP.join(padded).rstrip())
-        return lines
 
 
 def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cell:
@@ -203,10 +171,3 @@ def _cell(value: Cell | Value) -> Cell:
     if isinstance(value, Cell):
         return value
     return Cell("" if value is None else str(value), None if isinstance(value, str) else value)
-
-
-def _width(text: str) -> int:
-    """Return the width of a text in a terminal."""
-    from rich.cells import cell_len
-
-    return cell_len(text)

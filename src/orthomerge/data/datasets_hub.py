@@ -73,7 +73,7 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         has_pictures = isinstance(dataset.features[columns.text], library.Image)
         inputs = map(str, range(len(labels))) if has_pictures else dataset[columns.text]
         rows = (
-            (f"row {number}", {columns.text: text, columns.label: label})
+            (f"row {number}", {columns.text: text, columns.label: label}, "")
             for number, (text, label) in enumerate(zip(inputs, labels, strict=True), 1)
         )
         feature = dataset.features[columns.label]
@@ -90,7 +90,7 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
 
 
 def _with_pictures(columns: Columns, features: Mapping[str, Any], library: Any) -> Columns:
-    """Return the columns; if there is no text column, the only column of pictures has the inputs."""
+    """Return the columns; without a text column, the only column of pictures has the inputs."""
     pictures = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     return replace(columns, text=pictures[0]) if columns.text not in features and len(pictures) == 1 else columns
 

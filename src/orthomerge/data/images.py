@@ -1,8 +1,7 @@
 """Read pictures: single files, folders per class (split/class/*.png or class/*.png), and arrays in one .npz.
 
 A picture is a uint8 array [H, W] or [H, W, 3], rotated by its EXIF tag, without transparency. Pictures in folders
-are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names;
-pickles inside are refused. The unpacked size is limited.
+are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
 
     try:
         # From memory: for a file, Pillow allocates any length that a header states, up to four gigabytes.
-        data = source if isinstance(source, bytes) else _bytes(source)
+        data = source if isinstance(source, bytes) else RawFile(source).whole(_MAX_BYTES)
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
-            _check_size(picture.size, where)
+            _check_size(picture, where)
             return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
@@ -55,11 +54,10 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
         raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or not a picture") from error
 
 
-def _check_size(size: tuple[int, int], where: str) -> None:
-    width, height = size
-    if width * height > _MAX_PIXELS:
-        limit = f"must have at most {_MAX_PIXELS} pixels"
-        raise CheckpointError(f"{where} {limit}, got {width} x {height}; make it smaller")
+def _check_size(picture: Image, where: str) -> None:
+    if picture.width * picture.height > _MAX_PIXELS:
+        size = f"{picture.width} x {picture.height}"
+        raise CheckpointError(f"{where} must have at most {_MAX_PIXELS} pixels, got {size}; make it smaller")
 
 
 def pixels(picture: Image, where: str) -> Pixels:
@@ -69,13 +67,6 @@ def pixels(picture: Image, where: str) -> Pixels:
     if picture.mode in ("I", "F"):
         raise CheckpointError(f"{where} has 32 bits per pixel (mode {picture.mode}); save it with 8 bits per channel")
     return np.asarray(picture.convert("L" if picture.mode in _GREY else "RGB"))
-
-
-def _bytes(path: Path) -> bytes:
-    file = RawFile(path)
-    if file.size > _MAX_BYTES:
-        raise CheckpointError(f"{path} must have at most {_MAX_BYTES} bytes, got {file.size}; make it smaller")
-    return file.bytes(0, file.size)
 
 
 def read_folder(folder: Path) -> Raw:

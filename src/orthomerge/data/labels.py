@@ -85,33 +85,18 @@ class Raw:
             self.first.setdefault(key, location)
 
 
-class Problems:
-    """Problems with the rows of a source: the first three are listed, the others are counted."""
-
-    def __init__(self, where: object) -> None:
-        self.where = where
-        self.shown: list[str] = []
-        self.count = 0
-
-    def add(self, problem: str) -> None:
-        self.count += 1
-        if len(self.shown) < _MAX_SHOWN:
-            self.shown.append(problem)
-
-    def check(self) -> None:
-        """Raise an error if there are any problems."""
-        if self.count:
-            more = self.count - len(self.shown)
-            rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
-            rest = f"; and {more} more" if more else ""
-            raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}; {_WAY_OUT}")
+def check_rows(where: object, problems: Sequence[str]) -> None:
+    """Raise an error if rows of a source have problems: the first three are listed, the others are counted."""
+    if problems:
+        rows = "1 bad row" if len(problems) == 1 else f"{len(problems)} bad rows"
+        more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+        raise CheckpointError(f"{where} has {rows}: {'; '.join(problems[:_MAX_SHOWN])}{more}; {_WAY_OUT}")
 
 
 def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
     """Return the task with its labels in an expert's order (`id2label`), matched by name.
 
-    Case, spaces and underscores are ignored if names stay distinct without them. If the expert's labels have no names
-    (`LABEL_0`, `LABEL_1`, ...), the task's order is kept, and only their number must agree.
+    If the expert's labels have no names (`LABEL_0`, ...), the task's order is kept, and only their number must agree.
     """
     if labels == tuple(f"LABEL_{index}" for index in range(len(labels))):
         if len(labels) != len(task.labels):

@@ -152,10 +152,7 @@ def _name(source: Source) -> str:
 
 
 def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
-    """Return the source of each task: a mapping unchanged, or the files and folders of a folder named after tasks.
-
-    Files are TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz; folders have tables or pictures.
-    """
+    """Return the source of each task: a mapping unchanged, or the files and folders of a folder named after tasks."""
     if isinstance(data, Mapping):
         return data
     folder = Path(data).expanduser()
@@ -213,8 +210,7 @@ def unlabelled_tasks(
 ) -> dict[str, Task]:
     """Read the inputs of one split of each task, without labels; a source may also be a list of inputs.
 
-    `labels`: those of the heads; a source with other labels is refused, since it belongs to another task. `limit`: the
-    maximum number of inputs, drawn at random with `seed`.
+    `labels`: those of the heads, which a source's must be. `limit`: maximum number of inputs, drawn with `seed`.
     """
     if limit is not None and limit < 1:
         raise RecipeError(f"'limit' must be at least 1, got {limit}")

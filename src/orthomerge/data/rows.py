@@ -29,11 +29,7 @@ _BATCH = 4096  # rows of parquet per read
 _BOM = b"\xef\xbb\xbf"
 
 
-class BadRowError(Exception):
-    """Problem with a row; its message follows the location of the row."""
-
-
-Located = tuple[str, Mapping[str, Any] | BadRowError]  # location of a row, and its fields or its problem
+Row = tuple[str, Mapping[str, Any], str]  # location, fields, and the problem of a row that cannot be read
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Rows:
     """Columns and lazily read rows of a table; `names` are the names of its labels, if the file has them."""
 
     columns: tuple[str, ...]
-    rows: Iterator[Located]
+    rows: Iterator[Row]
     names: Mapping[Key, str] = field(default_factory=dict)
 
 
@@ -88,12 +84,10 @@ def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
     if duplicates:
         raise CheckpointError(f"{path} has two columns called {some(duplicates)}")
 
-    def rows() -> Iterator[Located]:
+    def rows() -> Iterator[Row]:
         for number, record in lines:
-            if len(record) == len(header):
-                yield f"line {number}", dict(zip(header, record, strict=True))
-            else:
-                yield f"line {number}", BadRowError(f"has {len(record)} columns instead of {len(header)}")
+            problem = "" if len(record) == len(header) else f"has {len(record)} columns instead of {len(header)}"
+            yield f"line {number}", dict(zip(header, record, strict=False)), problem
 
     return Rows(tuple(header), rows())
 
@@ -101,22 +95,21 @@ def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
 def _json_rows(path: Path) -> Rows:
     """Open a file with one JSON object per line; the first line must have all columns."""
 
-    def rows() -> Iterator[Located]:
+    def rows() -> Iterator[Row]:
         for number, line in _lines(path):
             if number == 1 and line.lstrip().startswith(b"["):
                 way_out = "rewrite it: jq -c '.[]' list.json > rows.jsonl"
                 raise CheckpointError(f"{path} must hold one JSON object per line, got a list; {way_out}")
             if line.strip():
                 try:
-                    row: Mapping[str, Any] | BadRowError = parse_json(line, "")
+                    yield f"line {number}", parse_json(line, ""), ""
                 except CheckpointError as error:
-                    row = BadRowError(str(error).strip())
-                yield f"line {number}", row
+                    yield f"line {number}", {}, str(error).strip()
 
     remaining = rows()
     first = list(islice(remaining, 1))
-    columns = [name for _, row in first if isinstance(row, Mapping) for name in row]
-    return Rows(tuple(columns), chain(first, remaining))
+    columns = tuple(name for _, row, _ in first for name in row)
+    return Rows(columns, chain(first, remaining))
 
 
 def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
@@ -130,14 +123,14 @@ def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
         schema = file.schema_arrow
     columns = tuple(schema.names)
 
-    def rows() -> Iterator[Located]:
+    def rows() -> Iterator[Row]:
         number = 0
         with _parquet_errors(path):
             present = [name for name in wanted if name in columns]
             for batch in file.iter_batches(batch_size=_BATCH, columns=present, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"row {number}", row
+                    yield f"row {number}", row, ""
 
     return Rows(columns, rows(), _label_names((schema.metadata or {}).get(b"huggingface"), label))
 
@@ -167,7 +160,6 @@ def _text(path: Path, number: int, line: bytes) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, numbered from 1."""
     total = 0
     with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):

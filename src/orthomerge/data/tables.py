@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.data.labels import Key, Part, Problems, Raw, split_named
-from orthomerge.data.rows import KINDS, BadRowError, Rows, kind_of, open_rows
+from orthomerge.data.labels import Key, Part, Raw, check_rows, split_named
+from orthomerge.data.rows import KINDS, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
 _DEFAULT_SPLIT = "split"  # may be missing, unlike a column that the caller chooses
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+
+
+class BadRowError(Exception):
+    """Problem with a row; its message follows the location of the row."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,22 @@ class Columns:
                     f"name it with `{option}` (--{option}-column)"
                 )
 
+    def read(self, row: Mapping[str, Any], present: Sequence[str]) -> tuple[str, Key | None]:
+        """Return text and label of a row; the label is None if the table has none."""
+        text, key = row.get(self.text), row.get(self.label)
+        if not isinstance(text, str):
+            raise BadRowError(f"must have a text as {self.text!r}, got {text!r:.40}")
+        if not text.strip() and not self.keep_empty:
+            raise BadRowError(f"has an empty {self.text!r}")
+        if not self.labelled and self.label not in present:
+            return text, None
+        if isinstance(key, bool) or not isinstance(key, int | str) or key == "":
+            raise BadRowError(f"must have a whole number or a name as {self.label!r}, got {key!r:.40}")
+        return text, key
+
 
 def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:
-    """Read files in order; if a file has a split, all of its rows must belong to it.
-
-    Otherwise, rows without a split belong to the one that the file is named after, or else to train.
-    """
+    """Read files in order; rows without a split belong to that of the file, or that of its name, or else to train."""
     raw = Raw(where, "text")
     wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
     for path, split in files:
@@ -77,10 +91,7 @@ def split_files(folder: Path) -> list[tuple[Path, Split]]:
 
 
 def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Split | None, default: Split) -> None:
-    """Add the rows of a table and the names of its labels to `raw`.
-
-    `fixed`: the split that all rows must belong to. `default`: the split of rows without one.
-    """
+    """Add the rows of a table to `raw`; rows must belong to the split `fixed`, and without one belong to `default`."""
     if table.columns:
         columns.check(where, table.columns)
     try:
@@ -88,67 +99,41 @@ def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Spli
             _add_name(raw, label, name)
     except BadRowError as error:
         raise CheckpointError(f"{where} {error}") from error
-    problems, location = Problems(where), ""
-    for location, row in table.rows:
+    problems: list[str] = []
+    location = None
+    for location, row, problem in table.rows:
+        if problem:
+            problems.append(f"{location} {problem}")
+            continue
         try:
-            split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, default=default)
+            split = _split(row.get(str(columns.split)), fixed) if columns.split in table.columns else default
+            text, key = columns.read(row, table.columns)
+            if _NAME in table.columns and key is not None:
+                _add_name(raw, key, row.get(_NAME))
         except BadRowError as error:
-            problems.add(f"{location} {error}")
+            problems.append(f"{location} {error}")
             continue
         part = raw.parts.setdefault(split, Part([], []))
         part.inputs.append(text)
         if key is not None:
             part.keys.append(key)
             raw.first.setdefault(key, f"{where} {location}")
-    problems.check()
-    if not location:
+    check_rows(where, problems)
+    if location is None:
         raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
-
-
-def _read_row(
-    raw: Raw,
-    row: Mapping[str, Any] | BadRowError,
-    present: Sequence[str],
-    columns: Columns,
-    *,
-    fixed: Split | None,
-    default: Split,
-) -> tuple[Split, str, Key | None]:
-    """Return split, text and label of a row, and add the name of its label to `raw`."""
-    if isinstance(row, BadRowError):
-        raise row
-    split = _split(row.get(str(columns.split)), fixed) if columns.split in present else default
-    text, key = row.get(columns.text), row.get(columns.label)
-    if not isinstance(text, str):
-        raise BadRowError(f"must have a text as {columns.text!r}, got {_shortened(text)}")
-    if not text.strip() and not columns.keep_empty:
-        raise BadRowError(f"has an empty {columns.text!r}")
-    if not columns.labelled and columns.label not in present:
-        return split, text, None
-    if isinstance(key, bool) or not isinstance(key, int | str) or key == "":
-        raise BadRowError(f"must have a whole number or a name as {columns.label!r}, got {_shortened(key)}")
-    if _NAME in present:
-        _add_name(raw, key, row.get(_NAME))
-    return split, text, key
 
 
 def _split(name: object, fixed: Split | None) -> Split:
     split = split_named(name) if isinstance(name, str) else None
     if split is None:
-        raise BadRowError(f"must have split train, val or test, got {_shortened(name)}")
+        raise BadRowError(f"must have split train, val or test, got {name!r:.40}")
     if fixed and split != fixed:
-        raise BadRowError(f"must have split {fixed}, as the others in this file, got {_shortened(name)}")
+        raise BadRowError(f"must have split {fixed}, as the others in this file, got {name!r:.40}")
     return split
 
 
 def _add_name(raw: Raw, key: Key, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise BadRowError(f"must have a name as {_NAME!r}, got {_shortened(name)}")
+        raise BadRowError(f"must have a name as {_NAME!r}, got {name!r:.40}")
     if raw.names.setdefault(key, name) != name:
         raise BadRowError(f"must have the name {raw.names[key]!r} for label {key!r}, as before, got {name!r}")
-
-
-def _shortened(value: object) -> str:
-    """Return a value as text for a message, at most 40 characters long."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,7 +1,7 @@
 """Tasks (a name, ordered labels, splits of inputs), and random subsets of their examples.
 
-The same seed always gives the same indices, which are sorted; global random state is not used. With one seed, a larger
-subset contains the smaller ones, so that scores with different numbers of shots are comparable.
+The same seed always gives the same indices, which are sorted. With one seed, a larger subset contains the smaller ones,
+so that scores with different numbers of shots are comparable.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ def pick(inputs: Sequence[Any], indices: Iterable[int]) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs of one split, in a fixed order: texts, or images as uint8 arrays [H, W] or [H, W, 3].
-
-    `labels` are indices into the task's labels, or None if the inputs have no labels.
-    """
+    """Inputs of one split: texts, or images as uint8 arrays [H, W] or [H, W, 3]; labels index those of the task."""
 
     inputs: Sequence[Any]
     labels: Labels | None

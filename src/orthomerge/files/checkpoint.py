@@ -1,7 +1,6 @@
-"""A checkpoint on disk as a lazy, read-only mapping from names to tensors.
+"""A checkpoint as a lazy, read-only mapping from names to tensors, each of which is a run of bytes in a file.
 
-In every supported format a tensor is a run of bytes in a file, and a `Checkpoint` is a table of such runs. Shapes and
-dtypes are available without importing torch.
+Shapes and dtypes are available without importing torch.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, "torch.Tensor"]):
-    """Lazy tensors by name, with their origin.
-
-    `aliases`: further names of the same bytes (tied weights in a pickle), which can be read but are not iterated over.
-    """
+    """Lazy tensors by name; `aliases` are further names of the same bytes (tied weights), not iterated over."""
 
     path: Path
     entries: Mapping[str, Entry]

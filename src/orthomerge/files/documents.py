@@ -8,23 +8,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError
+from orthomerge.files.raw_file import RawFile
 
 _MAX_BYTES = 64 << 20
 
 
-def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """Read an object from a JSON file of at most `max_bytes` bytes."""
-    try:
-        if not path.is_file():
-            raise CheckpointError(f"{path} does not exist or is not a plain file")
-        if path.stat().st_size > max_bytes:
-            raise CheckpointError(
-                f"{path} must have at most {max_bytes} bytes, got {path.stat().st_size}; fetch it again"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    return parse_json(data, str(path))
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object from a JSON file."""
+    return parse_json(RawFile(path).whole(_MAX_BYTES), str(path))
 
 
 def parse_json(data: bytes, what: str) -> dict[str, Any]:

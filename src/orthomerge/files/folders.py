@@ -2,10 +2,8 @@
 
 A marker is a JSON file with `format` and `files`, the names of all other files that orthomerge wrote into its folder.
 A folder is replaced only if its marker lists every file below it. Links are listed like files and never followed.
-
-Several commands write into a run folder. Its marker, `orthomerge-run.json`, also has a `kind` (evaluation, run or
-sweep), and a name is listed before its file is written. A file that is not listed is never replaced or removed. Models
-and reports in a run folder have markers of their own.
+Several commands write into a run folder: its marker, `orthomerge-run.json`, also has a `kind` (evaluation, run or
+sweep), lists a name before its file is written, and leaves models and reports to their own markers.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ _KIND = "evaluation"
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Return whether links lead from a path below a folder to a place outside of it.
+    """Return whether links lead from a path below a folder out of it.
 
-    Two places count as inside: `blobs` in the hub's cache, to which all files below snapshots/COMMIT are links, and the
-    output of orthomerge that the folder belongs to.
+    Inside are also `blobs` in the hub's cache, to which files of a snapshot are links, and the folder's own output.
     """
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if real == root or root in real.parents:
@@ -177,7 +174,6 @@ def drop(run: Path, names: Iterable[str]) -> None:
 
 
 def _listed(run: Path) -> tuple[str | None, set[str]]:
-    """Return the kind of a run (None without a list) and the listed names."""
     path = run / RUN
     if not os.path.lexists(path):
         return None, set()

@@ -1,7 +1,6 @@
 """Download checkpoints by hub id, `org/name[@revision]`, through huggingface_hub and its cache.
 
-The commit of a branch or tag is resolved once and returned, so that a run can record it. A path that exists
-is never looked up on the hub.
+The commit of a branch or tag is resolved once and returned, so that a run can record it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,8 @@ import re
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import CheckpointError, some, summary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE = re.compile(rf"{_WORD}/{_WORD}(?:@[A-Za-z0-9](?:[A-Za-z0-9._/-]{{0,198}}[A-Za-z0-9_])?)?")
@@ -27,10 +21,10 @@ _TIMEOUT = 30.0  # seconds, for the list of files of a repository
 
 # Weights in the order of preference: the first group of patterns that match any file is fetched.
 _WEIGHTS = (
-    ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"),
-    ("*.safetensors",),
-    ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "adapter_model.bin"),
-    ("*.bin", "*.pt", "*.pth", "*.ckpt"),
+    ["model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"],
+    ["*.safetensors"],
+    ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "adapter_model.bin"],
+    ["*.bin", "*.pt", "*.pth", "*.ckpt"],
 )
 _DOCUMENTS = (
     *("config.json", "generation_config.json", "adapter_config.json", "*.index.json"),
@@ -38,7 +32,7 @@ _DOCUMENTS = (
     *("*processor_config.json", "chat_template.*"),
 )
 # Never fetched: files in sub-folders, and the state of a trainer.
-_NEVER = ("*/*", "training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
+_NEVER = ["*/*", "training_args.bin", "optimizer.*", "scheduler.*", "rng_state*"]
 
 
 def is_hub_id(text: str) -> bool:
@@ -50,24 +44,18 @@ def is_hub_id(text: str) -> bool:
 
 def fetch(reference: str) -> tuple[Path, str]:
     """Download a hub id, except files in the cache, and return the folder of its snapshot and the commit."""
-    if not is_hub_id(reference):
-        raise CheckpointError(f"{reference!r} must be a hub id of the form org/name[@revision], or a path that exists")
-    try:
-        from huggingface_hub import constants
-    except ImportError as error:
-        raise CheckpointError(f"{reference!r} needs huggingface_hub: pip install 'orthomerge[hub]'") from error
+    from huggingface_hub import constants
+
     name, _, revision = reference.partition("@")
-    download = _cached if constants.HF_HUB_OFFLINE else _online
+    revision = revision or constants.DEFAULT_REVISION
     try:
-        folder = download(name, revision or constants.DEFAULT_REVISION)
+        # In the cache, missing weights are reported when the folder is opened.
+        offline = constants.HF_HUB_OFFLINE
+        folder = _snapshot(name, revision, [], local=True) if offline else _online(name, revision)
     except CheckpointError:
         raise
     except Exception as error:  # the hub's HTTP library has changed twice, and each has errors of its own
-        raise CheckpointError(_explain(error, reference, offline=bool(constants.HF_HUB_OFFLINE))) from error
-    if _COMMIT.fullmatch(folder.name) is None:
-        raise CheckpointError(
-            f"the folder of {reference!r} in the cache must be called after a commit, got {folder}; remove that folder"
-        )
+        raise CheckpointError(_explain(error, reference, offline=offline)) from error
     return folder, folder.name
 
 
@@ -79,12 +67,12 @@ def _online(name: str, revision: str) -> Path:
         info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT)
     except Exception:
         if _COMMIT.fullmatch(revision):  # it never changes: if the cache has all of it, the hub is not needed
-            with suppress(LocalEntryNotFoundError, CheckpointError):
-                return _cached(name, revision)
+            with suppress(LocalEntryNotFoundError):
+                return _snapshot(name, revision, [], local=True)
         raise
     files = [sibling.rfilename for sibling in info.siblings or ()]
     patterns = _weight_patterns(files)
-    if patterns is None:
+    if not patterns:
         what = "they must be safetensors or torch's pickles, at the top of the repository"
         raise CheckpointError(f"{name!r} has no supported weights: {what}; it has {some(files) or 'no files'}")
     folder = _snapshot(name, revision, patterns, local=False)
@@ -93,45 +81,32 @@ def _online(name: str, revision: str) -> Path:
     return folder
 
 
-def _cached(name: str, revision: str) -> Path:
-    folder = _snapshot(name, revision, (), local=True)
-    patterns = _weight_patterns(path.name for path in folder.iterdir())
-    if patterns is None:
-        raise CheckpointError(_forbidden(f"{name}@{revision} is in the cache without its weights ({folder})", name))
-    return _snapshot(name, revision, patterns, local=True)  # fails if the cached list has a file that is missing
-
-
-def _snapshot(name: str, revision: str, patterns: tuple[str, ...], *, local: bool) -> Path:
+def _snapshot(name: str, revision: str, weights: list[str], *, local: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [*_DOCUMENTS, *patterns]
+    wanted = [*_DOCUMENTS, *weights]
     folder = snapshot_download(
-        name, revision=revision, allow_patterns=wanted, ignore_patterns=list(_NEVER), local_files_only=local
+        name, revision=revision, allow_patterns=wanted, ignore_patterns=_NEVER, local_files_only=local
     )
     return Path(folder)
 
 
-def _weight_patterns(files: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the preferred patterns of weights that match any of the files, or None."""
+def _weight_patterns(files: list[str]) -> list[str]:
     names = [file for file in files if not any(fnmatchcase(file, pattern) for pattern in _NEVER)]
     for patterns in _WEIGHTS:
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
             return patterns
-    return None
-
-
-def _forbidden(what: str, name: str) -> str:
-    return f"{what}, and HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
+    return []
 
 
 def _explain(error: Exception, reference: str, *, offline: bool) -> str:
-    """Return the message for an error of the hub: what failed, and what to do."""
     from huggingface_hub import constants, errors
 
     name, _, revision = reference.partition("@")
     page = f"{constants.ENDPOINT}/{name}"
     if offline:
-        return _forbidden(f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it", name)
+        what = f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it"
+        return f"{what}, and HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
     if isinstance(error, errors.GatedRepoError):
         return f"{name!r} is gated: accept its terms at {page}, then log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):

@@ -2,8 +2,7 @@
 
 W' = W + s B A with A [r, in], B [out, r] and s = alpha / r (Hu et al. 2022, arXiv 2106.09685), or
 s = alpha / sqrt(r) when rank-stabilised (Kalajdzievski 2023, arXiv 2312.03732). Embeddings and Conv1D keep W
-transposed. Options of `adapter_config.json` mean what they mean in peft 0.21.2; those that could change the
-form W + s B A are refused.
+transposed. Options of `adapter_config.json` mean what they mean in peft 0.21.2.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.folders import contained
-from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
+from orthomerge.files.lora_options import CONFIG, WAY_OUT, Scale, flag, read_config
 from orthomerge.files.pickles import read_weights
 from orthomerge.files.raw_file import MemoryFile, RawFile
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
 _PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # elements of a product per step: they fit in the cache of a core
 
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
@@ -74,14 +72,9 @@ class Factors:
         columns = math.prod(self.shape[1:])
         first, last = start // columns, -(-stop // columns)
         left, right = self.pair()
-        left = left[first:last]
         product = torch.zeros((last - first, columns))
-        step = max(1, _BLOCK // columns)
-        for row in range(0, last - first, step):
-            block = product[row : row + step]
-            outer = torch.empty_like(block)
-            for k in range(len(right)):
-                block.add_(torch.mul(left[row : row + step, k : k + 1], right[k], out=outer))
+        for column, row in zip(left[first:last].T, right, strict=True):
+            product += torch.outer(column, row)
         return product.reshape(-1)[start - first * columns : stop - first * columns]
 
 
@@ -89,8 +82,7 @@ class Factors:
 class Adapter:
     """An adapter folder as a task vector; names are those of the adapted model.
 
-    `replaced`: tensors that are stored whole (heads, trained biases, embeddings); if a name also has a product, the
-    product is added to them.
+    `replaced`: tensors that are stored whole; if a name also has a product, the product is added to them.
     """
 
     path: Path
@@ -184,12 +176,11 @@ class _Reader:
         return CheckpointError(f"{self._file}: {what}")
 
     def _add(self, key: str, entry: Entry) -> None:
-        """Add a tensor to the factors or to the whole tensors, by its name."""
         if not key.startswith(_PREFIX):
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
         if (match or key.endswith((".weight", ".bias"))) and not is_float(entry.spec.dtype):
-            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {RETRAIN}")
+            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {WAY_OUT}")
         if match is None:
             self._whole.append((key, entry))
             return
@@ -203,7 +194,7 @@ class _Reader:
             if ".base_layer." in f".{module}.":
                 # peft 0.21.2 adds the product of `out_proj` twice, in training as in merging; others may not.
                 layer = module.split(".base_layer")[0]
-                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {MERGE}")
+                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {WAY_OUT}")
             if len(sides) == 1:
                 ((side, (key, _)),) = sides.items()
                 other = "B" if side == "A" else "A"
@@ -270,7 +261,6 @@ class _Reader:
 
 
 def _are_equal(one: Entry, other: Entry) -> bool:
-    """Return whether two small tensors have the same bits."""
     import torch
 
     if one.spec != other.spec:

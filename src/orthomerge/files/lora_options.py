@@ -1,7 +1,4 @@
-"""Options of `adapter_config.json`: those that are applied, those without effect, and those that are refused.
-
-Options mean what they mean in peft 0.21.2. Those that could change the form W + s B A are refused.
-"""
+"""Options of `adapter_config.json`: those that are applied, and those without effect; all others are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.documents import read_json
+from orthomerge.files.documents import parse_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile
 
@@ -23,24 +20,9 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 _MAX_CONFIG = 1 << 20
 
-MERGE = "merge it into the full model with peft (merge_and_unload) and give that model instead"
-RETRAIN = "train a plain LoRA adapter instead"
+WAY_OUT = "merge it into the full model with peft (merge_and_unload) and give that, or train a plain LoRA adapter"
 
-# Options that change the model in another way than W + s B A: the reason, and what to do.
-_REFUSED: Mapping[str, tuple[str, str]] = {
-    "use_dora": ("DoRA rescales every row of the adapted weight", MERGE),
-    "use_qalora": ("QA-LoRA adapts a quantised weight", RETRAIN),
-    "use_bdlora": ("BD-LoRA stores block-diagonal factors", MERGE),
-    "kasa_config": ("KaSA truncates the base and puts a diagonal between the factors", MERGE),
-    "monteclora_config": ("MonteCLoRA samples its factors", MERGE),
-    "lora_bias": ("a bias inside the adapter moves the layer's bias as well", MERGE),
-    "target_parameters": ("LoRA on bare parameters is laid out differently", MERGE),
-    "trainable_token_indices": ("single rows of the embedding were trained", MERGE),
-    "layer_replication": ("the adapted model has more layers than the base", RETRAIN),
-    "alora_invocation_tokens": ("activated LoRA acts on some tokens only and is not a change of weights", RETRAIN),
-    "arrow_config": ("Arrow routes between adapters by input and is not a change of weights", RETRAIN),
-    "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
-}
+# Others could change the model in another way than W + s B A, as DoRA, bias adapters or changed layers do.
 _ALLOWED = frozenset(
     # applied
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias"}
@@ -64,22 +46,21 @@ _MAX_STEPS = 10**9
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
     """Read and check the options of an adapter folder; return them and their opened file."""
     path = folder / CONFIG
-    document = RawFile(contained(path, folder))  # opened before it is read, so that a later change is detected
-    config = read_json(path, max_bytes=_MAX_CONFIG)
+    document = RawFile(contained(path, folder))
+    config = parse_json(document.whole(_MAX_CONFIG), str(path))
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {MERGE}")
-    for option, (reason, way_out) in _REFUSED.items():
-        if config.get(option):
-            raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
+        raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {WAY_OUT}")
     for option, value in config.items():
         if value and option not in _ALLOWED:
-            raise CheckpointError(f"{path}: adapter option {option}={value!r:.80} is not known to be harmless; {MERGE}")
+            raise CheckpointError(
+                f"{path}: adapter option {option}={value!r:.80} is not known to be harmless; {WAY_OUT}"
+            )
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _ALLOWED_STARTS:
         what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
         raise CheckpointError(
-            f"{path}: {what}; save it again with path_initial_model_for_weight_conversion, or {MERGE}"
+            f"{path}: {what}; save it again with path_initial_model_for_weight_conversion, or {WAY_OUT}"
         )
     return config, document
 
@@ -97,9 +78,9 @@ class Scale:
 
         patterns = config.get(table) or {}
         if not isinstance(patterns, dict):
-            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
+            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {WAY_OUT}")
         if len(patterns) > _MAX_PATTERNS:
-            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MAX_PATTERNS}; {MERGE}")
+            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MAX_PATTERNS}; {WAY_OUT}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
@@ -112,7 +93,9 @@ class Scale:
                     warnings.simplefilter("ignore")  # about syntax that a later Python may read differently
                     pattern = re.compile(rf"(.*\.)?({text})$")
             except (re.error, RecursionError, OverflowError) as error:
-                raise CheckpointError(f"{path}: {text!r:.80} in {table} is not a pattern: {error}; {MERGE}") from error
+                raise CheckpointError(
+                    f"{path}: {text!r:.80} in {table} is not a pattern: {error}; {WAY_OUT}"
+                ) from error
             self._patterns.append((pattern, number(value, f"{table}[{text!r}]")))
 
     def of(self, module: str) -> float:
@@ -125,7 +108,7 @@ class Scale:
 
     def _endless(self, text: str) -> CheckpointError:
         what = f"{text!r:.80} in {self._table} could take for ever to match"
-        return CheckpointError(f"{self._path}: {what}; {MERGE}")
+        return CheckpointError(f"{self._path}: {what}; {WAY_OUT}")
 
 
 def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:

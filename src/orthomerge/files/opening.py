@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
@@ -97,7 +96,6 @@ def _open_weights(folder: Path) -> Checkpoint:
 
 
 def _open_shards(index: Path) -> Checkpoint:
-    """Open the shards of an index, which must list exactly the tensors in them."""
     document = read_json(index)
     names = document.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
@@ -105,13 +103,7 @@ def _open_shards(index: Path) -> Checkpoint:
     suffix = ".safetensors" if index.name.startswith("model.safetensors") else ".bin"
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
-    shards = sorted(set(names.values()))
-    if len({shard.casefold() for shard in shards}) < len(shards):
-        raise CheckpointError(
-            f"{index} names shards that differ in case only ({some(shards)}), which some file systems cannot tell "
-            "apart; do not trust this file"
-        )
-    for shard in shards:
+    for shard in sorted(set(names.values())):
         opened = read_weights(_shard_path(index, shard, suffix))
         stored = {*opened.entries, *opened.aliases}
         listed = {name for name, file in names.items() if file == shard}
@@ -121,12 +113,16 @@ def _open_shards(index: Path) -> Checkpoint:
             raise CheckpointError(f"{opened.path} has {some(unlisted)}, which {index.name} does not list; {_SAVES}")
         entries |= opened.entries
         aliases |= opened.aliases
-    _check_total(document, entries, index)
+    metadata = document.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    size = sum(entry.spec.nbytes for entry in entries.values())
+    # In pickles, tied weights are counted once per name, so only safetensors must agree to the byte.
+    if suffix == ".safetensors" and isinstance(total, int) and total != size:
+        raise CheckpointError(f"the shards of {index} must have {total} bytes (its total_size), got {size}; {_SAVES}")
     return Checkpoint(index, entries, aliases=aliases)
 
 
 def _shard_path(index: Path, shard: str, suffix: str) -> Path:
-    """Return the path of a shard; it must be a plain file in the folder and format of the index."""
     if not is_plain_name(shard) or "/" in shard:
         raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
     if not shard.endswith(suffix):
@@ -135,12 +131,3 @@ def _shard_path(index: Path, shard: str, suffix: str) -> Path:
     if not path.exists():
         raise CheckpointError(f"{index} names the shard {shard!r}, which is missing; fetch it again")
     return contained(path, index.parent)
-
-
-def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Path) -> None:
-    metadata = document.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    stored = sum(entry.spec.nbytes for entry in entries.values())
-    # In pickles, tied weights are counted once per name, so only safetensors must agree to the byte.
-    if index.name.startswith("model.safetensors") and isinstance(total, int) and total != stored:
-        raise CheckpointError(f"the shards of {index} must have {total} bytes (its total_size), got {stored}; {_SAVES}")

@@ -73,7 +73,6 @@ def _head(file: RawFile) -> bytes:
             text.startswith(_PAGES),
             "is a web page, not the weights: the download failed or needs a login; fetch it again",
         ),
-        (head[257:262] == b"ustar", "is a tar archive: unpack it, or load it with the torch that wrote it and save it"),
         (
             head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size,
             "is a safetensors file: give it the ending .safetensors",
@@ -122,17 +121,11 @@ def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
     with Stream(file, _MAX_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
-    refused = {
-        "packed": [i.filename for i in infos if i.compress_type or i.compress_size != i.file_size],
-        "encrypted": [i.filename for i in infos if i.flag_bits & 1],
-        "outside the archive": [n for n in members if n.startswith(("/", "\\")) or ".." in n or ":" in n[:2]],
-    }
-    for what, names in refused.items():
-        if names:
-            raise CheckpointError(
-                f"{file.path} has members that are {what} ({some(names)}), which torch.save does not write; "
-                "do not trust it, or save it again with torch.save"
-            )
+    if packed := [i.filename for i in infos if i.compress_type or i.compress_size != i.file_size or i.flag_bits & 1]:
+        raise CheckpointError(
+            f"{file.path} has members that are packed or encrypted ({some(packed)}), which torch.save does not write; "
+            "do not trust it, or save it again with torch.save"
+        )
     if len(members) != len(infos):
         raise CheckpointError(f"{file.path} has two members of the same name; do not trust it, or fetch it again")
     return members, end
@@ -217,12 +210,10 @@ def _entry(file: RawFile, name: str, tensor: Tensor, locate: Locate) -> Entry:
     span = locate(storage.key)
     if span is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
-    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > span[1]:
-        raise CheckpointError(
-            f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes but "
-            f"has {span[1]}; {again}"
-        )
-    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], span[0] + storage.skip
+    if not 0 <= storage.nbytes <= span[1]:
+        what = f"should have {storage.nbytes} bytes but has {span[1]}"
+        raise CheckpointError(f"{where} lies in storage {storage.key!r}, which {what}; {again}")
+    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], span[0]
     if spec.numel == 0:
         return Entry(file, begin, spec)
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -5,9 +5,8 @@ A working folder beside the target, `.OUT.orthomerge-TOKEN`, contains a marker a
 new/    the new output; when it is complete and on disk, it becomes the target by one rename
 old/    the former target, for a moment, if the system cannot exchange two folders in one step
 
-A run that fails removes its working folder; a killed run leaves it, and the next run into the same target restores
-`old` if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two runs
-apart. An existing target is replaced only if its marker lists every file in it (`files/folders.py`).
+A run that fails removes its working folder; if it is killed, the next run into the same target does, and restores
+`old` if the target is gone. A lock beside the target, held until the last step, keeps two runs apart.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ def _beside(out: Path, kind: str) -> Path:
 
 
 def _left(out: Path) -> str:
-    """Describe what a failed run left beside its target: usually nothing, or the state of a long fit."""
+    """Describe what a failed run left beside its target: nothing, or the state of a long fit."""
     states = out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")
     folders = [*_working_folders(out), *(path.parent for path in states)]
     if not folders:
@@ -159,10 +158,7 @@ def _left(out: Path) -> str:
 
 @contextmanager
 def _locked(out: Path, need: int) -> Iterator[list[Path]]:
-    """Create the parent folder of a target and lock the target; yield the folders to sync at the end.
-
-    The lock is an empty file beside the target, which is removed even if the run is interrupted.
-    """
+    """Create the parent folder of a target and lock an empty file beside it; yield the folders to sync at the end."""
     lock, handle = _beside(out, "lock"), -1
     if _is_foreign(lock):
         raise OutputError(f"{lock} is not a lock of orthomerge; move it away")
@@ -193,7 +189,6 @@ def _is_foreign(lock: Path) -> bool:
 
 
 def _lock_file(lock: Path) -> int:
-    """Open and lock a file; return its descriptor."""
     for _ in range(3):
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -208,7 +203,6 @@ def _lock_file(lock: Path) -> int:
 
 
 def _working_folders(out: Path) -> list[Path]:
-    """List the working folders of runs into a target, recognised by name."""
     pattern = re.compile(re.escape(_beside(out, "").name) + "[a-z0-9_]{8}")
     try:
         paths = sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))

@@ -48,7 +48,7 @@ class RawFile:
         except ValueError as error:  # a null byte in the name
             raise CheckpointError(f"cannot open {str(path)!r}: {error}") from error
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file; weights are read from plain files only")
+            raise CheckpointError(f"{path} is not a regular file; only plain files are read")
         self.size = status.st_size
         self._stamp = _stamp(status)
         self._lock = threading.Lock()
@@ -59,6 +59,12 @@ class RawFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def whole(self, most: int) -> bytes:
+        """Read the whole file, which must have at most `most` bytes, without updating the hash."""
+        if self.size > most:
+            raise CheckpointError(f"{self.path} must have at most {most} bytes, got {self.size}; give a smaller file")
+        return self.bytes(0, self.size)
 
     def bytes(self, offset: int, length: int) -> bytes:
         """Read a few bytes without updating the hash."""

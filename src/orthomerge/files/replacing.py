@@ -1,9 +1,7 @@
 """Replace a single file atomically, and remove files and folders; no other module removes any (a test checks that).
 
-A new file is written beside the old one as `.NAME.TOKEN.partial`, which its writer keeps locked. A partial file that
-nobody locks was left by a killed process.
-
-Only files that orthomerge provably wrote are removed: folders with a marker, listed files, and unlocked partial files.
+A new file is written beside the old one as `.NAME.TOKEN.partial`, which its writer keeps locked. Only files that
+orthomerge provably wrote are removed: folders with a marker, listed files, and partial files that nobody locks.
 """
 
 from __future__ import annotations
@@ -105,10 +103,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def remove_folder(folder: Path, *, proof: str) -> None:
-    """Remove a folder and its content, or without the marker `proof` in it only an empty folder.
-
-    The marker is removed last, and is kept if anything else could not be removed.
-    """
+    """Remove a folder and its content, the marker `proof` last; without this marker, only an empty folder."""
     marker = folder / proof
     if marker.is_file() and not marker.is_symlink():
         for path in list(folder.iterdir()):

@@ -1,31 +1,23 @@
 """State of an unfinished run, from which a killed run continues to the same result.
 
-The state is kept in a hidden folder with a marker beside the output, and removed when the run succeeds. Without the
-marker, nothing in the folder is read, replaced or removed. Only tensors, numbers and text are stored. A truncated file,
-or that of another run, is ignored: the run then starts from its beginning.
+It is kept in a hidden folder beside the output. Without our marker, nothing in the folder is read, replaced or removed.
+Only tensors, numbers and text are stored. A truncated file, or that of another run, is ignored.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from orthomerge.core.errors import OutputError
 from orthomerge.files.folders import STATE, names_in
-from orthomerge.files.replacing import remove_folder, remove_listed, replacing
+from orthomerge.files.replacing import remove_folder, replacing
 
-# Errors of torch.load for a truncated file, or a file of another program.
-_UNREADABLE = (
-    AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
-    struct.error,
-)  # fmt: skip
 _FILE = "state.pt"
 
 
@@ -36,8 +28,10 @@ def state_folder(out: Path, what: str) -> Path:
 
 
 def clear_state(folder: Path) -> None:
-    """Remove the state of a run whose output is complete."""
-    RunState(folder, "").remove()
+    """Remove the state of a run that is complete, or that must start from its beginning."""
+    with suppress(OSError):
+        if not folder.is_symlink():
+            remove_folder(folder, proof=STATE)
 
 
 @dataclass(frozen=True)
@@ -69,20 +63,11 @@ class RunState:
             return None
         try:
             state = torch.load(self.folder / self.part / _FILE, map_location="cpu", weights_only=True)
-        except _UNREADABLE:
+        except Exception:  # noqa: BLE001 - a truncated file, or one of another program: each has errors of its own
             return None
         return state if isinstance(state, dict) and state.get("fingerprint") == self.fingerprint else None
 
-    def remove(self) -> None:
-        """Remove the state of a run that is complete, or that must start from its beginning."""
-        with suppress(OSError):
-            if self._has_marker() and self.part:
-                remove_listed(self.folder, [f"{self.part}/{_FILE}"])
-            elif self._has_marker():
-                remove_folder(self.folder, proof=STATE)
-
     def _check(self) -> None:
-        """Refuse a folder with files of others."""
         if not self._has_marker() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
             raise OutputError(f"{self.folder} is needed for the state of the run, but has other files; move it away")
 

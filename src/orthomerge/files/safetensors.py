@@ -1,8 +1,7 @@
 """Read safetensors files, with strict checks of the header, and write them as shards.
 
-The format is eight bytes of header length, a JSON header, and the tensors' bytes. The reference library accepts
-duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed here. Shards are written in
-order, hashed meanwhile, synced, read back and compared.
+The reference library accepts duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed
+here. Shards are written in order, hashed meanwhile, synced, read back and compared.
 """
 
 from __future__ import annotations
@@ -175,10 +174,7 @@ def write_shards(
     progress: Callable[[int], None] = lambda count: None,
     stem: str = _STEM,
 ) -> list[Written]:
-    """Write STEM.safetensors or several shards, and an index of them if the stem is the default.
-
-    `blocks`: parts of the tensors, by name, in the order of `specs`.
-    """
+    """Write STEM.safetensors or shards with an index; `blocks` are parts of the tensors, in the order of `specs`."""
     shards = plan_shards(specs, max_bytes)
     # Blocks without elements are skipped: for an empty tensor, there may or may not be one.
     stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
@@ -237,7 +233,6 @@ def _verify(path: Path, specs: dict[str, Spec], written: Written) -> None:
 
 
 def _bytes(block: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor as bytes."""
     import torch
 
     return block.contiguous().reshape(-1).view(torch.uint8).numpy().data

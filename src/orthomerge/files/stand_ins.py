@@ -1,23 +1,20 @@
 """Inert records of the content of a pickle: globals, objects, storages and tensors.
 
-Nothing is imported or called. The few globals that torch needs for tensors and mappings have a function here; a call of
-any other becomes an `Object` with its name and content.
+Globals that torch needs for tensors and mappings have a function here; a call of any other becomes an `Object`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.files.checkpoint import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-
-_MAX_NESTING: Final = 32  # rebuilds inside rebuilds
 
 # Storage class -> dtype. Storages of `_OTHER` (bytes per element) are skipped: their tensors cannot be read.
 _STORAGES: Mapping[str, str] = {
@@ -31,19 +28,18 @@ _OTHER: Mapping[str, int] = {
 }  # fmt: skip
 _TORCH_DTYPES = {f"torch.{name}": dtype for dtype, (_, name) in DTYPES.items() if dtype != "C64"}
 
-# Modules that no weight file has a reason to name. Nothing would be run anyway; the error warns the user.
+# Modules that no weight file has a reason to name, except `_HARMLESS`. Nothing would be run anyway: it warns the user.
 _HOSTILE = re.compile(
-    "os|posix|nt|subprocess|_posixsubprocess|commands|popen2|sys|importlib|imp|runpy|pty|shutil|_?socket|ssl|"
+    "builtins|__builtins?__|pathlib|os|posix|nt|subprocess|_posixsubprocess|commands|popen2|sys|importlib|imp|runpy|pty|shutil|_?socket|ssl|"
     "_?ctypes|_?pickle|cPickle|code|codeop|webbrowser|multiprocessing|asyncio|http|httplib|urllib2?|requests|"
     "ftplib|smtplib|xmlrpc|socketserver|signal|pdb|bdb|timeit|c?[Pp]rofile|trace|tempfile|pip|ensurepip|venv|"
     "zipimport|pkgutil|pydoc|marshal|sqlite3|atexit|mmap|fcntl"
 )
 _HOSTILE_PATHS = re.compile(r"_?io\.(open|FileIO).*|torch\.(serialization\.)?load|torch\.hub\..*")
-_BUILTINS = re.compile(
-    "set|frozenset|dict|list|tuple|int|float|bool|complex|slice|x?range|bytes|bytearray|str|unicode|long|"
-    "object|type|getattr|Ellipsis|NotImplemented"
+_HARMLESS = re.compile(
+    r"(builtins|__builtins?__)\.(set|frozenset|dict|list|tuple|int|float|bool|complex|slice|x?range|bytes|bytearray|str|"
+    r"unicode|long|object|type|getattr|Ellipsis|NotImplemented)|pathlib\.(Pure)?(Posix|Windows)?Path"
 )
-_PATHS = re.compile("(Pure)?(Posix|Windows)?Path")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +57,9 @@ class Global:
     @property
     def hostile(self) -> bool:
         """Whether the name is for running programs or accessing files, not for weights."""
-        top = self.module.split(".")[0]
-        if top in {"builtins", "__builtin__", "__builtins__"}:
-            return not _BUILTINS.fullmatch(self.name)
-        if top == "pathlib":
-            return not _PATHS.fullmatch(self.name)
-        named = [top, *self.name.split(".")[:-1]]  # an attribute of an attribute can be a module, too
+        if _HARMLESS.fullmatch(self.path):
+            return False
+        named = [self.module.split(".")[0], *self.name.split(".")[:-1]]  # an attribute can be a module, too
         return any(_HOSTILE.fullmatch(part) for part in named) or bool(_HOSTILE_PATHS.fullmatch(self.path))
 
 
@@ -81,13 +74,12 @@ class Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file, or the part of it that begins after `skip` bytes."""
+    """A run of bytes in the file."""
 
     key: str
     kind: str
     width: int
     nbytes: int
-    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,14 +108,14 @@ def fill(mapping: dict[object, object], keys: list[Any], values: list[Any]) -> N
         mapping[key if type(key) is str else object()] = value
 
 
-def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
+def make(maker: object, args: tuple[object, ...]) -> object:
     """Return a record of the result of a call, without calling anything."""
     if not isinstance(maker, Global | Object):
         raise UnpicklingError("it calls something that is neither a class nor a function")
     path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
     if _FROM_TYPE.fullmatch(path):
         func, _, inner, _ = args
-        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MAX_NESTING else None
+        tensor = make(func, inner) if isinstance(inner, tuple) else None
         if not isinstance(tensor, Tensor):
             raise UnpicklingError("a subclass of Tensor is rebuilt from something else")
         return tensor
@@ -142,23 +134,19 @@ def _tensor_v2(
         raise UnpicklingError("a tensor is rebuilt from something that is not a storage")
     if storage.kind not in _STORAGES:
         return Tensor(refused=f"torch.{storage.kind}")
-    return _dense(storage, _STORAGES[storage.kind], offset, shape, strides, metadata)
+    if metadata:
+        return Tensor(refused="a view that is negated or conjugated when read")
+    return Tensor(storage, _STORAGES[storage.kind], offset, shape, strides)
 
 
 def _tensor_v3(
-    storage: object, offset: object, shape: object, strides: object, _grad: object, _hooks: object, dtype: object,
+    storage: object, offset: object, shape: object, strides: object, grad: object, hooks: object, dtype: object,
     metadata: object = None,
 ) -> Tensor:  # fmt: skip
     name = dtype.path if isinstance(dtype, Global) else "a tensor without dtype"
-    if not isinstance(storage, Storage) or name not in _TORCH_DTYPES:
+    if name not in _TORCH_DTYPES:
         return Tensor(refused=name)
-    return _dense(storage, _TORCH_DTYPES[name], offset, shape, strides, metadata)
-
-
-def _dense(storage: Storage, dtype: str, offset: object, shape: object, strides: object, metadata: object) -> Tensor:
-    if metadata:
-        return Tensor(refused="a view that is negated or conjugated when read")
-    return Tensor(storage, dtype, offset, shape, strides)
+    return replace(_tensor_v2(storage, offset, shape, strides, grad, hooks, metadata), dtype=_TORCH_DTYPES[name])
 
 
 def _mapping(*args: object) -> dict[object, object]:

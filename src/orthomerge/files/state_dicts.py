@@ -94,7 +94,6 @@ def _has_weights(value: object, memo: dict[int, bool]) -> bool:
 
 
 def _mapping(value: object) -> dict[object, object]:
-    """Return the items of a mapping of any class; an empty dict for other values."""
     items = value.content if isinstance(value, Object) else value
     return items if isinstance(items, dict) else _NOTHING
 
@@ -140,7 +139,6 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
 
 
 def _describe(value: object) -> str:
-    """Describe a value for messages."""
     if isinstance(value, Object):
         return value.maker.path if isinstance(value.maker, Global) else "an object of unknown class"
     if isinstance(value, Tensor):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickletools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
 
@@ -94,12 +94,9 @@ class Machine:
         match pid:
             case ("module", Global() as cls, *_):  # the older stream keeps the source code of classes
                 return cls
-            case ("storage", Global(name=kind), str(key), _, int(numel), *view):
+            case ("storage", Global(name=kind), str(key), _, int(numel), *view) if not any(view):
                 root = storage(key, kind, numel)
                 self.storages.setdefault(key, root)
-                match view:
-                    case [(_, int(skip), int(size))]:  # the older stream can name a part of a storage
-                        return replace(root, nbytes=size * root.width, skip=skip * root.width)
                 return root
         raise UnpicklingError("a persistent id is not that of a storage")
 
@@ -156,7 +153,6 @@ class Machine:
         self._push(make(maker, args))
 
     def _new_object(self, arguments: int) -> None:
-        """Pop arguments and a class; push an object of it."""
         *_, cls = [self._stack.pop() for _ in range(arguments + 1)]
         self._push(Object(cls))
 

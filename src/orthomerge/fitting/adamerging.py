@@ -14,13 +14,12 @@ kept.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.checks import fraction
 from orthomerge.fitting.gates import Coefficients
 from orthomerge.fitting.loop import Loop, check_loop
 from orthomerge.fitting.objective import Entropy
@@ -47,8 +46,7 @@ class AdaMerging:
 
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
-        if not 0 < self.density <= 1:
-            raise RecipeError(f"'density' must be above 0 and at most 1, got {self.density}")
+        fraction(density=self.density)
 
     def fit(self, setting: Setting) -> Fitted:
         vectors = setting.task_vectors()
@@ -59,10 +57,10 @@ class AdaMerging:
             setting.base.to(setting.device),
             vectors,
             setting.layout,
-            groups="tensor" if self.by == "layer" else "encoder",
+            by_tensor=self.by == "layer",
             start=self.start,
             lr=self.lr,
-            bounds=(0.0, 1.0) if self.clamp else (-math.inf, math.inf),
+            clamp=self.clamp,
         )
         loop = Loop(steps=self.steps, batch=2 * self.batch, cosine=False, look=self.look)
         course = loop.run(setting, gates, Entropy(setting.heads, setting.device), inputs, held)

@@ -18,14 +18,13 @@ Letters: x, m, m', u, V, theta [P].
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
+from orthomerge.core.checks import at_least_one, positive
 from orthomerge.core.device import derive
-from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adamerging import coefficient_table
 from orthomerge.fitting.gates import Coefficients, Gates, masked_share
 from orthomerge.fitting.layout import Layout
@@ -105,10 +104,7 @@ class TwoLevels(Gates):
 
     def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
         self.mask, self.values, self._coefficients = mask, mask.values, coefficients
-        self._start = coefficients.values.clone()
-
-    def groups(self) -> list[dict[str, Any]]:
-        return self.mask.groups() + self._coefficients.groups()
+        self._start, self.groups = coefficients.values.clone(), mask.groups + coefficients.groups
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
         if step % 2 == 0:
@@ -139,8 +135,7 @@ class _Concrete:
 
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
-        if not 0 < self.temperature < math.inf:
-            raise RecipeError(f"'temperature' must be positive, got {self.temperature}; the paper's is 0.5")
+        positive(temperature=self.temperature)
 
     def _mask(self, setting: Setting, vector: torch.Tensor) -> ConcreteMask:
         base = setting.base.to(setting.device)
@@ -200,8 +195,8 @@ class ConcreteAm(_Concrete):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.inner_lr, self.adapt_lr) <= 0 or self.adapt_steps < 1:
-            raise RecipeError("'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1")
+        positive(inner_lr=self.inner_lr, adapt_lr=self.adapt_lr)
+        at_least_one(adapt_steps=self.adapt_steps)
 
     def fit(self, setting: Setting) -> Fitted:
         base, vectors = setting.base.to(setting.device), setting.task_vectors()
@@ -223,5 +218,5 @@ class ConcreteAm(_Concrete):
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(curve))
 
     def _coefficients(self, setting: Setting, origin: torch.Tensor, vectors: torch.Tensor, lr: float) -> Coefficients:
-        bounds = (0.0, 1.0) if self.clamp else (-math.inf, math.inf)
-        return Coefficients(origin, vectors, setting.layout, groups="tensor", start=self.start, lr=lr, bounds=bounds)
+        start, clamp = self.start, self.clamp
+        return Coefficients(origin, vectors, setting.layout, by_tensor=True, start=start, lr=lr, clamp=clamp)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from orthomerge.core.checks import at_least_one, finite
+from orthomerge.core.checks import at_least_one, finite, not_negative
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.objective import on_device
@@ -48,9 +48,7 @@ class Fisher:
 
     def __post_init__(self) -> None:
         at_least_one(inputs=self.inputs, samples=self.samples)
-        finite(floor=self.floor)
-        if self.floor < 0:
-            raise RecipeError(f"'floor' must be at least 0, got {self.floor}")
+        not_negative(floor=self.floor)
         if self.weights is not None:
             finite(weights=self.weights)
             if min(self.weights, default=0.0) < 0 or not any(self.weights):

@@ -9,34 +9,32 @@ Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tas
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
 from orthomerge.fitting.layout import Layout
-from orthomerge.merging.polar import is_table
 
 Form = Literal["soft", "hard"]
-Groups = Literal["encoder", "tensor", "row"]
 
 # Gradients of a mask are of the order of 1e-8, the usual epsilon of Adam.
 _EPSILON = 1e-15
 
 
 class Gates:
-    """Trained `values` that determine the weights; subclasses define `write` and `gradient`."""
+    """Trained `values` that determine the weights; `groups`: the parameter groups of AdamW.
+
+    Subclasses define `write` and `gradient`.
+    """
 
     def __init__(self, values: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
-        self.values, self._lr, self._decay = values, lr, decay
+        self.values = values
+        self.groups: list[dict[str, Any]] = [{"params": [values], "lr": lr, "weight_decay": decay, "eps": _EPSILON}]
 
     @property
     def size(self) -> int:
         """Number of trained values."""
         return self.values.numel()
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of AdamW."""
-        return [{"params": [self.values], "lr": self._lr, "weight_decay": self._decay, "eps": _EPSILON}]
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
         """Write the weights of the current values into `weights` [P], after `step` steps."""
@@ -60,10 +58,7 @@ class Fixed(Gates):
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__(weights.new_zeros(0), lr=0.0)
-        self._weights = weights
-
-    def groups(self) -> list[dict[str, Any]]:
-        return []
+        self._weights, self.groups = weights, []
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
         weights.copy_(self._weights)
@@ -139,11 +134,10 @@ def masked_share(logits: torch.Tensor, vector: torch.Tensor) -> float:
 
 
 class Coefficients(Gates):
-    """One coefficient per task and group of weights: theta = theta_0 + sum_t c_t[group] tau_t.
+    """One coefficient per task or, with `by_tensor`, per task and tensor: theta = theta_0 + sum_t c_t tau_t.
 
-    A group is the whole encoder (task-wise AdaMerging), a tensor (layer-wise AdaMerging), or a row of a matrix or
-    element of a vector. The gradient of c_t[group] is the sum of dtheta * tau_t over the group. A
-    coefficient outside `bounds` counts as the bound and has gradient 0, as in AdaMerging's code.
+    The gradient of c_t is the sum of dtheta * tau_t over the encoder or tensor. A coefficient outside 0 to 1 counts
+    with `clamp` as the nearer bound and has gradient 0, as in AdaMerging's code.
     """
 
     def __init__(
@@ -152,99 +146,30 @@ class Coefficients(Gates):
         vectors: torch.Tensor,
         layout: Layout,
         *,
-        groups: Groups,
-        start: float = 0.0,
+        by_tensor: bool,
+        start: float = 0.3,
         lr: float = 1e-3,
-        bounds: tuple[float, float] = (-math.inf, math.inf),
+        clamp: bool = True,
     ) -> None:
-        # Slice of [P], slice of the groups, and number of rows.
-        self._parts: list[tuple[slice, slice, int]] = []
-        count = 0
-        for name, place in layout.places.items():
-            shape = layout.shapes[name]
-            rows = shape[0] if groups == "row" and shape else 1
-            self._parts.append((place, slice(count, count + rows), rows))
-            count += rows
-        if groups == "encoder":
-            self._parts, count = [(slice(layout.size), slice(1), 1)], 1
-        super().__init__(torch.full((len(vectors), count), start, device=origin.device), lr=lr)
-        self._origin, self._vectors, self._bounds = origin, vectors, bounds
+        self._places = list(layout.places.values()) if by_tensor else [slice(layout.size)]
+        super().__init__(torch.full((len(vectors), len(self._places)), start, device=origin.device), lr=lr)
+        self._origin, self._vectors = origin, vectors
+        self._bounds = (0.0, 1.0) if clamp else (-math.inf, math.inf)
 
     def clamped(self) -> torch.Tensor:
         return self.values.clamp(*self._bounds)
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
-        values = self.clamped()
         weights.copy_(self._origin)
-        for place, groups, rows in self._parts:
-            tau = self._vectors[:, place].view(len(values), rows, -1)
-            weights[place] += torch.einsum("tr,trk->rk", values[:, groups], tau).reshape(-1)
+        for place, values in zip(self._places, self.clamped().T, strict=True):
+            weights[place] += torch.einsum("t,tk->k", values, self._vectors[:, place])
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        own = torch.empty_like(self.values)
-        for place, groups, rows in self._parts:
-            tau = self._vectors[:, place].view(len(own), rows, -1)
-            own[:, groups] = torch.einsum("rk,trk->tr", gradient[place].view(rows, -1), tau)
+        slopes = [torch.einsum("k,tk->t", gradient[place], self._vectors[:, place]) for place in self._places]
+        own = torch.stack(slopes, 1)
         low, high = self._bounds
         return own * ((self.values >= low) & (self.values <= high))
 
     def measures(self) -> dict[str, float]:
         values = self.clamped()
         return {"least": float(values.min()), "mean": float(values.mean()), "most": float(values.max())}
-
-
-class _Part(NamedTuple):
-    """Slice of [P], slice of the gates, and for a matrix the factors U diag(s) [T, m, r] and Vh [T, r, k]."""
-
-    place: slice
-    gates: slice
-    factors: tuple[torch.Tensor, torch.Tensor] | None
-
-
-class Components(Gates):
-    """One gate per task and singular component of a matrix: theta = theta_0 + sum_t U_t diag(g_t * s_t) V_t^T.
-
-    tau_t = U_t diag(s_t) V_t^T is a matrix of a task vector. All gates start at 0. Other tensors, and embedding tables,
-    have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t). In AdaRank (Lee et al. 2025, arXiv
-    2503.22178), gates are binary and fitted by entropy.
-
-    Letters: a matrix [m, k] with r = min(m, k) components; U [T, m, r], s [T, r], Vh [T, r, k].
-    """
-
-    def __init__(self, origin: torch.Tensor, vectors: torch.Tensor, layout: Layout, *, lr: float) -> None:
-        self._parts: list[_Part] = []
-        count = 0
-        for name, place in layout.places.items():
-            shape = layout.shapes[name]
-            factors, rank = None, 1
-            if len(shape) == 2 and min(shape) > 1 and not is_table(name):
-                U, s, Vh = torch.linalg.svd(vectors[:, place].reshape(-1, *shape), full_matrices=False)
-                factors, rank = ((U * s[:, None]).contiguous(), Vh.contiguous()), min(shape)
-            self._parts.append(_Part(place, slice(count, count + rank), factors))
-            count += rank
-        super().__init__(torch.zeros(len(vectors), count, device=origin.device), lr=lr)
-        self._origin, self._vectors = origin, vectors
-
-    def write(self, weights: torch.Tensor, step: int = 0) -> None:
-        weights.copy_(self._origin)
-        for part in self._parts:
-            gates = self.values[:, part.gates]
-            if part.factors is None:
-                weights[part.place] += gates[:, 0] @ self._vectors[:, part.place]
-            else:
-                U, Vh = part.factors
-                weights[part.place] += torch.bmm(U * gates[:, None], Vh).sum(0).reshape(-1)
-
-    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        own = torch.empty_like(self.values)
-        for part in self._parts:
-            change = gradient[part.place]
-            if part.factors is None:
-                own[:, part.gates] = (self._vectors[:, part.place] @ change)[:, None]
-            else:
-                U, Vh = part.factors
-                own[:, part.gates] = ((U.mT @ change.view(U.shape[1], -1)) * Vh).sum(2)
-        return own
-
-    def measures(self) -> dict[str, float]:
-        return {"least": float(self.values.min()), "most": float(self.values.max())}

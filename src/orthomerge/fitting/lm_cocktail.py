@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from orthomerge.core.checks import at_least_one, finite
-from orthomerge.core.errors import NumericalError, RecipeError
+from orthomerge.core.checks import at_least_one, positive
+from orthomerge.core.errors import NumericalError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.objective import on_device
 from orthomerge.fitting.setting import Fitted, Setting
@@ -40,9 +40,7 @@ class LmCocktail:
     base: bool = True
 
     def __post_init__(self) -> None:
-        finite(temperature=self.temperature)
-        if self.temperature <= 0:
-            raise RecipeError(f"'temperature' must be positive, got {self.temperature}")
+        positive(temperature=self.temperature)
         at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:

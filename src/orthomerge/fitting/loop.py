@@ -76,7 +76,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
-        groups = [*self.gates.groups(), {"params": self.objective.parameters, "lr": self.objective.lr}]
+        groups = [*self.gates.groups, {"params": self.objective.parameters, "lr": self.objective.lr}]
         self._optimiser = Optimiser(groups, self.setting.device)
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()

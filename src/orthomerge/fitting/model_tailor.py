@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 
-from orthomerge.core.checks import at_least_one, choices, finite, fraction
+from orthomerge.core.checks import at_least_one, choices, finite, fraction, positive
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import called, grams
 from orthomerge.fitting.setting import Fitted, Setting
@@ -51,9 +51,8 @@ class ModelTailor:
 
     def __post_init__(self) -> None:
         fraction(sparsity=self.sparsity, balance=self.balance, zero=True)
-        finite(scale=self.scale, damping=self.damping)
-        if self.damping <= 0:
-            raise RecipeError(f"'damping' must be positive, got {self.damping}")
+        finite(scale=self.scale)
+        positive(damping=self.damping)
         if self.sign not in (-1, 0, 1):
             raise RecipeError(f"'sign' must be -1 (consistent), 1 (as released) or 0 (none), got {self.sign}")
         choices(self)
@@ -73,12 +72,8 @@ class ModelTailor:
             changed, entries, layers = 0, 0, len(moments)
             for name, expert in setting.layout.views(flat):
                 if name in moments:
-                    H, W_t, W_b = (
-                        moments[name],
-                        expert.to(setting.device).double(),
-                        base[name].to(setting.device).double(),
-                    )
-                    delta, count = self.patch(W_t, W_b, H, what=f"{name!r} of task {task!r}")
+                    W_t, W_b = (tensor.to(setting.device).double() for tensor in (expert, base[name]))
+                    delta, count = self.patch(W_t, W_b, moments[name], what=f"{name!r} of task {task!r}")
                     merged[name].add_(delta.float().cpu(), alpha=self.scale)
                     changed, entries = changed + count, entries + expert.numel()
                 elif self.rest == "mean":

@@ -30,6 +30,7 @@ from torch.nn.functional import normalize
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.alignment.trained_maps import excess
+from orthomerge.core.checks import not_negative, positive
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
 from orthomerge.fitting.inputs import Inputs, Targets
@@ -71,8 +72,8 @@ class Moma:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
         if self.cap < 1:
             raise RecipeError(f"'cap' must be at least 1, got {self.cap}; the mask itself makes elements smaller")
-        if min(self.alpha, self.decay) < 0 or self.map_lr <= 0:
-            raise RecipeError("'alpha' and 'decay' must be at least 0, and 'map_lr' positive")
+        not_negative(alpha=self.alpha, decay=self.decay)
+        positive(map_lr=self.map_lr)
         if self.mask == "none" and self.transform == "none":
             raise RecipeError("with neither a mask nor a transform there is nothing to fit; set one of them")
 

@@ -4,8 +4,7 @@ From a merge without data, in stages; the result is the stage with the least los
 
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
 2. encoder: trained to minimise KL(expert || merged) under these heads. The trained values (`gates`) are all weights
-   (free), a mask over the merged vector (mask), or a coefficient per task and row (row) or singular component
-   (component);
+   (free) or a mask over the merged vector (mask);
 3. heads: solved again, for the trained encoder.
 
 If inputs are few, mixtures of them are added (`copies`).
@@ -22,8 +21,9 @@ import numpy as np
 import torch
 
 from orthomerge.alignment.aligners import find_aligner, make_aligner
+from orthomerge.core.checks import not_negative
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.gates import Coefficients, Components, Free, Gates, Mask
+from orthomerge.fitting.gates import Free, Gates, Mask
 from orthomerge.fitting.inputs import Inputs, Targets, encoded
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
 from orthomerge.fitting.mixtures import with_mixtures
@@ -34,7 +34,7 @@ from orthomerge.models.heads import Head
 
 Heads = Mapping[str, Head]
 
-_RATES = {"mask": 0.1, "row": 0.03, "component": 0.03}
+_MASK_RATE = 0.1
 _FREE_RATE = 0.15  # learning rate of free weights, as a share of the mean change by fine-tuning
 _ENOUGH = 2000  # inputs of a task, with mixtures
 _MIXTURES = 100  # per input, at most
@@ -49,8 +49,8 @@ _ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
 class Realign:
     """See the module. `start`, `options`: the merge to start from. `cap`: of the mask, in multiples of that merge.
 
-    `gates`: auto is free, or mask with fewer than 10 inputs per class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
-    for rows and components, and for free weights 0.15 of the root mean square change of the experts' weights.
+    `gates`: auto is free, or mask with fewer than 10 inputs per class. `lr`: of the gates; auto is 0.1 for a mask, and
+    for free weights 0.15 of the root mean square change of the experts' weights.
     `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: their learning rate. `decay`:
     of free weights towards the merge, or of the squared mask. `copies`: number of inputs per task up to which mixtures
     are added; auto is 2000, at most 100 of an input. `patience`: looks without a better held-out loss before stage 2
@@ -59,7 +59,7 @@ class Realign:
 
     start: str = "task_arithmetic"
     options: dict[str, Any] = field(default_factory=dict)
-    gates: Literal["auto", "free", "mask", "row", "component"] = "auto"
+    gates: Literal["auto", "free", "mask"] = "auto"
     read_by: Literal["solved", "expert"] = "solved"
     solver: str = "auto"
     steps: int = 1000
@@ -78,10 +78,8 @@ class Realign:
         check_loop(steps=self.steps, batch=self.batch, lr=1.0 if self.lr == "auto" else self.lr, hold_out=self.hold_out)
         if self.cap <= 1:
             raise RecipeError(f"'cap' must be above 1, got {self.cap}; the mask starts at 1")
-        if min(self.head_lr, self.decay) < 0 or (self.copies != "auto" and self.copies < 0):
-            raise RecipeError("'head_lr', 'decay' and 'copies' must be at least 0")
-        if self.gates in ("row", "component") and self.decay:
-            raise RecipeError(f"'decay' is for free weights and masks; leave it out of {self.gates!r}")
+        copies = 0 if self.copies == "auto" else self.copies
+        not_negative(head_lr=self.head_lr, decay=self.decay, copies=copies)
         if find_aligner(self.solver).extra:
             raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
 
@@ -166,18 +164,11 @@ class Realign:
 
     def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
         classes = sum(len(head.labels) for head in setting.heads.values())
-        kind = self.gates
-        if kind == "auto":
-            kind = "free" if _count(setting.inputs) >= _MANY * classes else "mask"
-        if kind == "free":
-            return Free(
-                merged, lr=_FREE_RATE * _mean_change(setting) if self.lr == "auto" else self.lr, decay=self.decay
-            )
-        rate = _RATES[kind] if self.lr == "auto" else self.lr
-        if kind == "row":
-            return Coefficients(merged, setting.task_vectors(), setting.layout, groups="row", lr=rate)
-        if kind == "component":
-            return Components(merged, setting.task_vectors(), setting.layout, lr=rate)
+        many = _count(setting.inputs) >= _MANY * classes
+        if self.gates == "free" or (self.gates == "auto" and many):
+            rate = _FREE_RATE * _mean_change(setting) if self.lr == "auto" else self.lr
+            return Free(merged, lr=rate, decay=self.decay)
+        rate = _MASK_RATE if self.lr == "auto" else self.lr
         base = setting.base.to(setting.device)
         return Mask(base, merged - base, cap=self.cap, start=1 / self.cap, lr=rate, penalty=self.decay)
 

@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
-from typing import ClassVar
 
 import torch
 
 from orthomerge.core.checks import fraction
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import scaled_sum
-from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
+from orthomerge.merging.kinds import Site, Surveyed, Vectors
 from orthomerge.merging.statistics import grams
 
 _PARALLEL = 0.9995
@@ -21,16 +19,14 @@ _TINY = 1e-8  # smaller norms are replaced by 1 in a denominator
 class ModelStock:
     """Average of the experts, pulled towards the base the more, the wider the angle between their task vectors.
 
-    It has no options. Jang et al., "Model Stock: all we need is just a few fine-tuned models", 2024, arXiv 2403.19522:
-    per tensor theta = t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one*
-    task: those of different tasks are nearly orthogonal, so that t is near 0.
+    Jang et al., "Model Stock: all we need is just a few fine-tuned models", 2024, arXiv 2403.19522: per tensor theta =
+    t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one* task: those of
+    different tasks are nearly orthogonal, so that t is near 0.
 
     *Differs from the paper:* cos of more than two models is the mean over all pairs, as in mergekit 0.1.5
     (`model_stock` without `filter_wise`). *Differs from mergekit:* cos is clamped to [0, 1], where a negative mean
     pushes the result past the base, and is 0 only for pairs in which one delta is zero.
     """
-
-    scope: ClassVar[Scope] = "element"
 
     def survey(self, vectors: Vectors) -> Surveyed:
         if len(vectors.tasks) < 2:
@@ -42,7 +38,7 @@ class ModelStock:
         def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
             return scaled_sum(deltas, ratios[site.key] / len(deltas))
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge)
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,6 @@ class Slerp:
 
     t: float = 0.5
 
-    scope: ClassVar[Scope] = "element"
-
     def __post_init__(self) -> None:
         fraction(t=self.t, zero=True)
 
@@ -74,19 +68,15 @@ class Slerp:
             merged = scaled_sum(deltas, (first, second))
             return merged.add_(base, alpha=base_factor) if base_factor else merged
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge)
 
 
 def _ratio(gram: torch.Tensor) -> float:
-    N = len(gram) - 1
-    pairs = [_cosine(gram, i, j) for i, j in combinations(range(1, N + 1), 2)]
+    N, norms = len(gram) - 1, gram.diagonal()[1:].sqrt()
+    cosines = (gram[1:, 1:] / norms.outer(norms)).nan_to_num(0.0)  # 0 / 0: a delta that is zero
+    pairs: list[float] = cosines[tuple(torch.triu_indices(N, N, 1))].tolist()
     cos = min(max(sum(pairs) / len(pairs), 0.0), 1.0)
     return N * cos / (1 + (N - 1) * cos)
-
-
-def _cosine(gram: torch.Tensor, i: int, j: int) -> float:
-    norms = float(gram[i, i].sqrt() * gram[j, j].sqrt())
-    return float(gram[i, j]) / norms if norms > 0 else 0.0
 
 
 def _arc(gram: torch.Tensor, t: float) -> tuple[float, float, float]:

@@ -53,12 +53,16 @@ def check_tied(experts: Experts) -> None:
 
 def check_origin(experts: Experts, vectors: TaskVectors) -> None:
     """Refuse experts that are incomplete, equal to the base or to each other, or fine-tuned from another base."""
-    if experts.has_base and vectors.tasks == experts.tasks and experts.opening.check_base:
-        _Sample(experts, vectors).check()
+    if experts.has_base and experts.opening.check_base:
+        sample = _Sample(experts, vectors)
+        sample.refuse_another_base()
+        sample.refuse_the_base()
+        sample.refuse_equal_experts()
+        sample.refuse_a_common_direction()
 
 
 class _Sample:
-    """Statistics of a sample of the weights, and the checks that use them."""
+    """Statistics of short runs of every tensor, with its end, where a truncated file shows; and checks of them."""
 
     def __init__(self, experts: Experts, vectors: TaskVectors) -> None:
         self.vectors, self.tasks = vectors, vectors.tasks
@@ -68,10 +72,7 @@ class _Sample:
         self.gram = torch.zeros(T + 1, T + 1, dtype=torch.float64)  # of theta_0, tau_1 .. tau_T
         self.moved = torch.zeros(T, dtype=torch.bool)  # whether tau_t is not zero
         self.apart = torch.eye(T, dtype=torch.bool)  # whether tau_s is not tau_t
-
-    def check(self) -> None:
-        """Sample short runs of every tensor, with its end, where a truncated file shows, and run all checks."""
-        for block in self.vectors.sample():
+        for block in vectors.sample():
             rows = torch.cat((block.base.reshape(1, -1), block.deltas.reshape(len(self.tasks), -1)))
             if len(block.site.shape) > 1:  # norms and biases of unrelated models can be alike
                 self._refuse_zeros(block.site, rows)
@@ -79,10 +80,6 @@ class _Sample:
                 self.gram += wide @ wide.T
             self.moved |= (rows[1:] != 0).any(1)
             self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
-        self._refuse_another_base()
-        self._refuse_the_base()
-        self._refuse_equal_experts()
-        self._refuse_a_common_direction()
 
     def _refuse_zeros(self, site: Site, rows: torch.Tensor) -> None:
         """Refuse a page of zeros in one model where another has numbers: its file is incomplete."""
@@ -90,16 +87,17 @@ class _Sample:
         if rows.shape[1] < _PAGE or not blank.any() or blank.all():
             return
         place, key = int(blank.to(torch.uint8).argmax()), site.key
-        who, origin = "the base", self.vectors.base.origin(key)
-        if place:
+        if place == 0:
+            who, source = "the base", self.vectors.base.origin(key)
+        else:
             task = self.tasks[place - 1]
-            who, origin = f"expert {task!r}", self.vectors.vectors[task].terms[0][1].origin(key)
+            who, source = f"expert {task!r}", self.vectors.vectors[task].terms[0][1].origin(key)
         raise CheckpointError(
-            f"{key!r} in {who} ({origin}) holds only zeros from element {site.start} on, where others "
+            f"{key!r} in {who} ({source}) holds only zeros from element {site.start} on, where others "
             f"have numbers: the file was not written to its end; fetch it again, {_INSIST}"
         )
 
-    def _refuse_another_base(self) -> None:
+    def refuse_another_base(self) -> None:
         base = self.gram[0, 0]
         if not base:
             return
@@ -113,7 +111,7 @@ class _Sample:
                     f"weights is {cosine:.3f}, and fine-tuning leaves it near 1; find the right base, {_INSIST}"
                 )
 
-    def _refuse_the_base(self) -> None:
+    def refuse_the_base(self) -> None:
         """Refuse an expert that equals the base; only one that does in the sample is read completely."""
         for place, (task, path) in enumerate(zip(self.tasks, self.paths, strict=True)):
             if path == self.base or self.moved[place]:
@@ -124,7 +122,7 @@ class _Sample:
                     f"differs; give the fine-tuned model, {_INSIST} (an expert with a frozen encoder)"
                 )
 
-    def _refuse_equal_experts(self) -> None:
+    def refuse_equal_experts(self) -> None:
         """Refuse two files with the same weights; one file for two tasks is allowed, and noted when it is opened."""
         for one, other in combinations(range(len(self.tasks)), 2):
             if self.paths[one] == self.paths[other] or self.apart[one, other]:
@@ -136,7 +134,7 @@ class _Sample:
                     f"{_INSIST}"
                 )
 
-    def _refuse_a_common_direction(self) -> None:
+    def refuse_a_common_direction(self) -> None:
         """Refuse experts whose task vectors have a common direction: they come from another base."""
         different = [place for place, path in enumerate(self.paths) if path not in self.paths[:place]]
         gram = self.gram[1:, 1:][different][:, different]

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from orthomerge.core.checks import choices, finite, fraction
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import PerExpert, disjoint_mean, disjoint_sum, elect_sign, per_expert, scaled_sum, trim
-from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
+from orthomerge.merging.kinds import Site, Surveyed, Vectors
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
@@ -30,10 +30,9 @@ class Dare:
     """DARE with an option for every point in which implementations differ.
 
     `density`: share of entries that stay, 1 - p; `normalize`: divide by the sum of the weights (in an election, of
-    those that agree); `rescale`: divide what stays by `density`, restore each tensor's L1 norm, or do neither; `elect`:
-    add everything, or only what agrees with the sign of the sum of the weighted or unweighted entries (if unweighted,
-    the weighted sum is divided by their count); `trim`: share of the dropped vector's entries, zeros included, that
-    then survive a trim over the whole model.
+    those that agree); `rescale`: divide what stays by `density`, restore each tensor's L1 norm, or neither; `elect`:
+    add only what agrees with the sign of the sum of weighted or unweighted entries (if unweighted, the weighted sum is
+    divided by their count); `trim`: share of the dropped vector, zeros included, that survives a trim over the model.
     """
 
     density: float = 0.5
@@ -44,8 +43,6 @@ class Dare:
     elect: Literal["no", "weighted", "unweighted"] = "no"
     trim: float = 1.0
     seed: int = 0
-
-    scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
         fraction(density=self.density, trim=self.trim)
@@ -75,10 +72,10 @@ class Dare:
             agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint_sum(rows, sign)
             return agreeing.mul_(self.scale / keep)
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge)
 
     def dropped(self, deltas: torch.Tensor, site: Site) -> list[torch.Tensor]:
-        """Keep each entry with probability `density`, and zero the others; the kept ones are not rescaled here."""
+        """Keep each entry with probability `density`, and zero the others, without rescaling."""
         if self.density >= 1:
             return list(deltas)
         rows = []
@@ -89,7 +86,7 @@ class Dare:
         return rows
 
     def _factors(self, vectors: Vectors) -> dict[str, tuple[float, ...]]:
-        """Factors that restore the L1 norm of each dropped tensor, per expert; empty if norms are not restored."""
+        """Factors by tensor and expert that restore the L1 norm; empty if norms are not restored."""
         if self.density >= 1 or self.rescale != "norm":
             return {}
         norms: dict[str, torch.Tensor] = {}  # before and after, [2, T]
@@ -139,7 +136,7 @@ def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> t
 def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
     """DARE as in the paper: drop at random, divide by 1 - p, add.
 
-    `drop`: p, the share of entries to drop; `scale`: lambda, one or one per expert; `seed` of the draws.
+    `drop`: p, the share of entries to drop; `scale`: lambda, one or one per expert.
     """
     fraction(drop=drop, zero=True, one=False)
     finite(scale=scale)
@@ -147,13 +144,12 @@ def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
 
 
 def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed: int = 0) -> Dare:
-    """DARE before TIES: drop at random, rescale, trim over the whole model, elect, add those that agree.
+    """DARE before TIES: section 4.3 of the paper, with the defaults of FusionBench.
 
-    `drop`: p; `density`: share that survives the trim; `scale`: lambda; `seed` fixes what is dropped.
+    `drop`: p; `density`: share that survives the trim; `scale`: lambda.
 
-    Section 4.3 of the paper, with the defaults of FusionBench. *Differs from the paper:* the TIES that follows, which
-    the paper leaves open, is the disjoint sum of `ties_sum`. The trim counts dropped entries as zeros: with `density`
-    above 1 - `drop` it keeps all that was not dropped.
+    *Differs from the paper:* the TIES that follows, which the paper leaves open, is the disjoint sum of `ties_sum`. The
+    trim counts dropped entries as zeros: with `density` above 1 - `drop` it keeps all that was not dropped.
     """
     fraction(drop=drop, zero=True, one=False)
     fraction(density=density)
@@ -170,8 +166,7 @@ def dare_mergekit(
 ) -> Dare:
     """DARE as in mergekit 0.1.5 (`dare_linear`): drop at random, restore each tensor's L1 norm, weigh, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda. mergekit calls the
-    options `density`, `weight`, `normalize`, `rescale` and `lambda`.
+    `density`: share of entries that stay; `scale`: lambda. mergekit calls `weights` and `scale` `weight` and `lambda`.
 
     *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not divided
     by the density; `normalize` divides by the sum of the weights. *Differs from mergekit:* the draws, which there
@@ -190,8 +185,7 @@ def dare_ties_mergekit(
 ) -> Dare:
     """DARE with an election as in mergekit 0.1.5 (`dare_ties`): drop at random, restore the L1 norm, weigh, elect, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda. mergekit calls the
-    options `density`, `weight`, `normalize`, `rescale` and `lambda`.
+    `density`: share of entries that stay; `scale`: lambda. mergekit calls `weights` and `scale` `weight` and `lambda`.
 
     *Differs from the paper:* nothing is trimmed by magnitude; norms are restored as in `dare@mergekit`; weights
     multiply before the sign is elected. Those that agree are added; `normalize` divides by the sum of their weights.
@@ -202,8 +196,7 @@ def dare_ties_mergekit(
 def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
     """DARE as in peft 0.21 (`peft.utils.merge_utils.dare_linear`): drop at random, divide by the density, weigh, add.
 
-    `density`: share of entries that stay, 1 - p; `weights`: lambda, one per expert, each 1 by default; `seed` fixes
-    what is dropped.
+    `density`: share of entries that stay, 1 - p; `weights`: lambda, one per expert.
 
     *Differs from PEFT:* the draws, which there depend on what was drawn before.
     """
@@ -213,7 +206,7 @@ def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, se
 def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
     """DARE with an election as in peft 0.21 (`peft.utils.merge_utils.dare_ties`, `majority_sign_method="total"`).
 
-    `density`: share of entries that stay; `weights`: one per expert, each 1 by default.
+    `density`: share of entries that stay.
 
     *Differs from the paper:* nothing is trimmed by magnitude; election, weights and count as in `ties@peft`.
     *Differs from PEFT:* the draws, which there depend on what was drawn before.

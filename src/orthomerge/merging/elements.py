@@ -135,8 +135,6 @@ class Breadcrumbs:
     gamma: float = 0.01
     scale: PerExpert = 0.3
 
-    scope: ClassVar[Scope] = "element"
-
     def __post_init__(self) -> None:
         fraction(density=self.density)
         fraction(gamma=self.gamma, zero=True, one=False)
@@ -157,7 +155,7 @@ class Breadcrumbs:
             ]
             return scaled_sum(rows, scale)
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge)
 
     def _ranks(self, count: int) -> tuple[int, int]:
         """Ranks of the smallest and of the largest entry to keep."""

@@ -79,8 +79,8 @@ class TensorMethod(Protocol):
 class Surveyed:
     """The tensor method that a survey returns."""
 
-    scope: Scope
     merge: Callable[..., torch.Tensor]
+    scope: Scope = "element"
 
 
 class SurveyMethod(Protocol):

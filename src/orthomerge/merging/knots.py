@@ -9,19 +9,18 @@ From factors M_t = B_t A_t it is B = [B_1 .. B_T] = Q R and A_t^T = Q_t L_t^T, a
 [R_1 L_1 .. R_T L_T]: O(m (sum r)^2). From dense updates it costs a QR decomposition of [T k, m], O(T k m^2).
 
 Letters: T experts; M_t [m, k] with m outputs and k inputs; r_t the rank of expert t; U [m, p], p the common rank.
-Differs from the paper: it writes that V_t is merged; its code, and this, merge S V_t^T. Directions are dropped whose
-singular value is rounding (2^-23 of the largest), not those of 1e-5 or less. It merges only the matrices of LoRA; here
-other tensors are merged and trimmed as they are, and a table of tokens or positions is decomposed as its transpose. Its
-KnOTS-TIES is `ties` with density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` with density 0.9 and weights
-0.7.
+Differs from the paper, which writes that V_t is merged; its code, and this, merge S V_t^T. Directions are dropped whose
+singular value is rounding (2^-23 of the largest), not 1e-5 or less. Tensors that are no matrices are merged and trimmed
+as they are, and a table of tokens or positions is decomposed as its transpose. The paper's KnOTS-TIES is `ties` with
+density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` with density 0.9 and weights 0.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -37,6 +36,7 @@ Merger = Literal[
     "dare_ties@peft", "magmax",
 ]  # fmt: skip
 Pair = tuple[torch.Tensor, torch.Tensor]
+Updates = torch.Tensor | tuple[Pair, ...]  # dense [T, m, k], or each expert's factors B_t [m, r_t] and A_t [r_t, k]
 _OPTIONS = ("scale", "density", "drop", "weights")
 _KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; others are computed again
 
@@ -54,8 +54,6 @@ class Knots:
     drop: float | None = None
     weights: tuple[float, ...] | None = None
     seed: int = 0
-
-    scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
         self.inner()
@@ -86,7 +84,7 @@ class Knots:
             merged = U @ merger.merge(part.base, part.deltas, site=part.site).to(U)
             return (merged.T if is_table(site.key) else merged).float()
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge, "matrix")
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Parts:
         for key in self.vectors.shapes if keys is None else keys:
             pairs = self._pairs(key)
             if pairs is not None:  # no need to multiply the factors
-                yield self._block(key, parts_of_factors(self._basis(key, pairs), pairs))
+                yield self._block(key, parts(self._basis(key, pairs), pairs))
                 continue
             for block in self.vectors.blocks(keys=(key,), scope="matrix"):
                 if len(block.site.shape) == 2:
@@ -122,8 +120,8 @@ class Parts:
                     yield replace(block, base=block.base.cpu(), deltas=block.deltas.cpu())
 
     def sample(self) -> Iterator[Block]:
-        """Nothing: each block takes a decomposition."""
-        yield from ()
+        """Yield nothing: each block takes a decomposition."""
+        return iter(())
 
     def factors(self, key: str) -> None:
         return None
@@ -131,28 +129,22 @@ class Parts:
     def part(self, block: Block) -> tuple[torch.Tensor, Block]:
         """Return U of one matrix, and the block of its parts."""
         key = block.site.key
-        pairs = self._pairs(key)
-        if pairs is not None:
-            U = self._basis(key, pairs).to(block.deltas.device)
-            return U, self._block(key, parts_of_factors(U, pairs))
-        updates = block.deltas.transpose(1, 2) if is_table(key) else block.deltas
-        U = self._basis(key, updates).to(updates.device)
+        updates: Updates | None = self._pairs(key)
+        if updates is None:
+            updates = block.deltas.transpose(1, 2) if is_table(key) else block.deltas
+        U = self._basis(key, updates).to(block.deltas.device)
         return U, self._block(key, parts(U, updates))
 
     def _pairs(self, key: str) -> tuple[Pair, ...] | None:
-        """Return each expert's factors of a matrix, of a table those of its transpose; None if they are not known."""
+        """Factors of each expert's update of a matrix, of a table of its transpose; None if they are not known."""
         shape = self.vectors.shapes[key]
         pairs = self.vectors.factors(key) if len(shape) == 2 and 0 not in shape else None
         return tuple((A.T, B.T) for B, A in pairs) if pairs is not None and is_table(key) else pairs
 
-    def _basis(self, key: str, updates: torch.Tensor | tuple[Pair, ...]) -> torch.Tensor:
+    def _basis(self, key: str, updates: Updates) -> torch.Tensor:
         if key in self._bases:
             return self._bases[key]
-        U = (
-            joint_basis(updates, key=key)
-            if isinstance(updates, torch.Tensor)
-            else joint_basis_of_factors(updates, key=key)
-        )
+        U = joint_basis(updates, key=key)
         if sum(stored.nbytes for stored in list(self._bases.values())) + U.nbytes <= _KEPT:
             self._bases[key] = U
         return U
@@ -162,18 +154,15 @@ class Parts:
         return Block(Site(key, shape, 0, self.tasks), values.new_zeros(shape), values)
 
 
-def joint_basis(updates: torch.Tensor, *, key: str) -> torch.Tensor:
-    """U [m, p] in float64 from dense updates [T, m, k]; `key` names them in errors."""
-    T, m, k = updates.shape
-    rows = torch.empty(T, k, m, dtype=torch.float64, device=updates.device).copy_(updates.transpose(1, 2))
-    return basis(rows.reshape(T * k, m).T, key=key)
-
-
-def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
-    """U [m, p] in float64 from each expert's factors B_t [m, r_t] and A_t [r_t, k]."""
-    Q, R = torch.linalg.qr(torch.cat([B for B, _ in pairs], 1).double())
+def joint_basis(updates: Updates, *, key: str) -> torch.Tensor:
+    """U [m, p] in float64; `key` names the matrix in errors."""
+    if isinstance(updates, torch.Tensor):
+        T, m, k = updates.shape
+        rows = torch.empty(T, k, m, dtype=torch.float64, device=updates.device).copy_(updates.transpose(1, 2))
+        return basis(rows.reshape(T * k, m).T, key=key)
+    Q, R = torch.linalg.qr(torch.cat([B for B, _ in updates], 1).double())
     blocks, start, size = [], 0, 0.0
-    for B, A in pairs:
+    for B, A in updates:
         size += float(B.norm() * A.norm())
         L = torch.linalg.qr(A.double().T, mode="r").R.T
         blocks.append(R[:, start : start + B.shape[1]] @ L)
@@ -182,14 +171,11 @@ def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
     return torch.matmul(Q, basis(torch.cat(blocks, 1), key=key, floor=ROUNDING**2 * size))
 
 
-def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Parts U^T M_t of dense updates, [T, p, k] in float32 on the CPU."""
+def parts(U: torch.Tensor, updates: Updates) -> torch.Tensor:
+    """Parts U^T M_t [T, p, k], in float32 on the CPU."""
+    if not isinstance(updates, torch.Tensor):
+        return torch.stack([((U.T @ B.to(U)) @ A.to(U)).float() for B, A in updates]).cpu()
     result = torch.empty(len(updates), U.shape[1], updates.shape[2])
     for part, M in zip(result, updates, strict=True):
         part.copy_(U.T @ M.double())
     return result
-
-
-def parts_of_factors(U: torch.Tensor, pairs: Sequence[Pair]) -> torch.Tensor:
-    """Parts (U^T B_t) A_t from factors, as `parts` returns them."""
-    return torch.stack([((U.T @ B.to(U)) @ A.to(U)).float() for B, A in pairs]).cpu()

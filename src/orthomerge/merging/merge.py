@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.device import device_of, fixed_threads
+from orthomerge.core.device import device_of, enough_memory, fixed_threads
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter
 from orthomerge.merging.checks import check_origin, check_tied
-from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.methods import known_method, make_method, methods, name_of, options_of
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
-from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
+from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors, evaluate
 from orthomerge.models.model_data import Origin
 from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.tensors import FileTensors, in_writing_order
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _LARGER = 32  # factor of the memory for blocks on a device, which are whole matrices
-_SHARES = (1, 8)  # divisors of the block size: the second after memory ran out
 
 
 def merge_opened(
@@ -188,36 +186,14 @@ class MergedTensors:
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Stream the merged encoder. If memory runs out, go on in smaller tiles, which give the same bits."""
-        sent = 0  # elements that were yielded
-        for share in _SHARES:
-            position = 0
-            try:
-                for key, block in self._attempt(share):
-                    fresh = block[max(sent - position, 0) :]
-                    position += len(block)
-                    if len(fresh) or not len(block):
-                        yield key, fresh
-                        sent = max(sent, position)
-            except (MemoryError, RuntimeError) as error:
-                # torch has no class of its own for memory that runs out on a CPU.
-                exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
-                if not exhausted and "can't allocate memory" not in str(error):
-                    raise
-            else:
-                return
-        raise OrthomergeError(
-            f"there is not enough memory to merge {len(self.experts.tasks)} experts, even in blocks an eighth as "
-            "large; close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
-        )
-
-    def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
-        copied, vectors = self.experts.parts.copied, replace(self.vectors, tile=max(TILE // share, 1))
-        memory = MEMORY // share * (1 if self.vectors.device is None else _LARGER)
-        workers = None if share == 1 else 1
-        with closing(merge_blocks(vectors, self.prepared, self._cast, workers=workers, memory=memory)) as merged:
+        """Stream the merged encoder."""
+        work = f"a merge of {len(self.experts.tasks)} experts"
+        advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
+        memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
+        blocks = merge_blocks(self.vectors, self.prepared, self._cast, memory=memory)
+        with enough_memory(work, advice), closing(blocks) as merged:
             for key, spec in self.specs.items():
-                if key in copied:
+                if key in self.experts.parts.copied:
                     yield key, copied_tensor(self.experts, key, spec)
                     continue
                 left = spec.numel

@@ -57,9 +57,8 @@ def merge_blocks(
     if vectors.device is not None:
         # torch loads its library of decompositions at the first call, which two threads must not make at once.
         torch.linalg.eigvalsh(torch.eye(2, device=vectors.device))
-    rows = len(vectors.tasks) + _SCRATCH
+    rows, used = len(vectors.tasks) + _SCRATCH, 0
     pending: deque[tuple[int, Future[Result]]] = deque()
-    used = 0
     pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8), thread_name_prefix="orthomerge-merge")
     try:
         with fixed_threads(1):

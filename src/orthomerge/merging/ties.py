@@ -8,7 +8,7 @@ that is largest in magnitude among all its tensors. Each function below `Ties` i
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -24,7 +24,7 @@ from orthomerge.merging.elect import (
     total,
     trim,
 )
-from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
+from orthomerge.merging.kinds import Site, Surveyed, Vectors
 from orthomerge.merging.statistics import Thresholds, thresholds
 
 Merge = Literal["sum", "mean", "max"]
@@ -51,8 +51,6 @@ class Ties:
     weigh: Literal["before", "after"] = "before"
     zero: Literal["plus", "majority"] = "plus"
 
-    scope: ClassVar[Scope] = "element"
-
     def __post_init__(self) -> None:
         fraction(density=self.density)
         finite(scale=self.scale, weights=self.weights or 1.0)
@@ -78,7 +76,7 @@ class Ties:
                 merged = disjoint_mean(rows, sign, votes=weights)
             return merged.mul_(self.scale)
 
-        return Surveyed(self.scope, merge)
+        return Surveyed(merge)
 
     def _limits(self, vectors: Vectors) -> Mapping[str, Thresholds]:
         """Smallest magnitude of each tensor that survives the trim, per expert."""

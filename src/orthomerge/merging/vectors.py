@@ -1,25 +1,35 @@
-"""Task vectors: lazy differences of weights that can be added, subtracted and scaled.
+"""Task vectors: lazy differences of weights that can be added, subtracted and scaled, also by an expression.
 
 tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read before a block is requested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from orthomerge.core.errors import IncompatibleError, RecipeError, some
+from orthomerge.core.errors import IncompatibleError, RecipeError, nearest, some
 from orthomerge.merging.elect import scaled_sum
 from orthomerge.merging.kinds import STRIDE, Block, Scope, Site
 from orthomerge.models.tensors import FileTensors
 
 TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
 _RUN = 1 << 12  # elements per sampled run
+_TOKEN = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][\w.]*)|'([^']*)'|\"([^\"]*)\"")
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class Source(Protocol):
@@ -110,10 +120,8 @@ class TaskVector:
             raise IncompatibleError(f"only one of the two state dicts has {names}; both must hold the same tensors")
         return cls(InMemory(base), ((1.0, Difference(InMemory(tuned))),))
 
-    def read(self, key: str, start: int, stop: int, *, base: torch.Tensor | None = None) -> torch.Tensor:
-        """Elements [start, stop) of the flattened tensor; `base` saves reading the base again."""
-        if base is None:
-            base = self.base.read(key, start, stop)
+    def read(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        """Elements [start, stop) of the flattened tensor; `base`: the same elements of the base."""
         deltas = [source.delta(key, start, stop, base=base) for _, source in self.terms]
         return scaled_sum(deltas, tuple(coefficient for coefficient, _ in self.terms))
 
@@ -146,7 +154,8 @@ class TaskVector:
         if key not in self.base.keys():
             raise KeyError(key)
         shape = self.base.shape(key)
-        return self.read(key, 0, prod(shape)).reshape(shape)
+        base = self.base.read(key, 0, prod(shape))
+        return self.read(key, 0, len(base), base=base).reshape(shape)
 
     def __add__(self, other: TaskVector | int) -> TaskVector:
         if isinstance(other, int):  # so that sum(vectors) works
@@ -239,3 +248,60 @@ class TaskVectors:
         pairs = [vector.factors(key) for vector in self.vectors.values()]
         thin = tuple((left.to(self.device), right.to(self.device)) for left, right in filter(None, pairs))
         return thin if len(thin) == len(pairs) else None
+
+
+def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
+    """Evaluate arithmetic on task vectors that is written as text: `c + (b - a)`, `-0.5 * toxic`.
+
+    Allowed are names, numbers, `+ - * /` and parentheses; a name that is not an identifier must be quoted.
+    """
+    try:
+        value = _value(*_parsed(text, vectors))
+    except SyntaxError:
+        reason = "a name, number, operator or parenthesis is missing, or not expected"
+    except (TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        reason = str(error)
+    else:
+        if isinstance(value, TaskVector):
+            return value
+        reason = "it is a number, not a task vector"
+    raise RecipeError(f"'vector: {text}' cannot be read: {reason}; write for example c + (b - a)")
+
+
+def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict[str, TaskVector]]:
+    """Return the syntax tree, with placeholders `_0`, `_1`, ... for names, and the task vector of each placeholder."""
+    named = dict[str, TaskVector]()
+
+    def placeholder(match: re.Match[str]) -> str:
+        number, *forms = match.groups()
+        if number is not None:
+            return f" {number} "
+        name = next(form for form in forms if form is not None)
+        if name not in vectors:
+            raise RecipeError(f"'vector: {text}' names {name!r}, which is no expert; {nearest(name, vectors)}")
+        named[f"_{len(named)}"] = vectors[name]
+        return f" _{len(named) - 1} "
+
+    plain = " ".join(_TOKEN.sub(placeholder, text).split())
+    if unexpected := re.search(r"[^\w\s.()*/+-]", plain):
+        raise TypeError(f"{unexpected[0]!r} is not allowed")
+    return ast.parse(plain, mode="eval").body, named
+
+
+def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return named[name]
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand, named)
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+            left, right = _value(node.left, named), _value(node.right, named)
+            vectors = isinstance(left, TaskVector), isinstance(right, TaskVector)
+            if isinstance(node.op, ast.Add | ast.Sub) and sum(vectors) == 1:
+                raise TypeError("a number and a task vector cannot be added")
+            if (isinstance(node.op, ast.Mult) and all(vectors)) or (isinstance(node.op, ast.Div) and vectors[1]):
+                raise TypeError("task vectors can be multiplied and divided by numbers only")
+            return _OPERATORS[type(node.op)](left, right)
+    raise TypeError("only names, numbers, + - * / and parentheses are allowed")

@@ -25,8 +25,7 @@ from typing import ClassVar, Literal
 import torch
 
 from orthomerge.core.adam import Adam
-from orthomerge.core.checks import choices, finite, positive
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.checks import choices, finite, not_negative, positive
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.polar import is_table
 
@@ -48,10 +47,9 @@ class Wudi:
     scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
-        finite(scale=self.scale, lr=self.lr)
+        finite(scale=self.scale)
         positive(lr=self.lr)
-        if self.steps < 0:
-            raise RecipeError(f"'steps' must be at least 0, got {self.steps}")
+        not_negative(steps=self.steps)
         choices(self)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:

@@ -192,6 +192,15 @@ def _link(path: str | Path, target: str | Path) -> None:
         shutil.copy2(path, target)
 
 
+def link_folder(folder: Path, target: Path, *, without: set[str]) -> None:
+    """Fill `target` with hard links to the files of a folder, or copies, except for files `without` at its root."""
+
+    def left_out(inside: str, names: Iterable[str]) -> set[str]:
+        return without if Path(inside) == folder else set()
+
+    shutil.copytree(folder, target, symlinks=True, ignore=left_out, copy_function=_link, dirs_exist_ok=True)
+
+
 def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """List size and hash of every file; a link has those of its target. `rows`: entries of hashed files."""
     table: dict[str, Mapping[str, Any]] = {}
@@ -231,12 +240,8 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)
-
-    def rewritten(inside: str, names: Iterable[str]) -> set[str]:
-        return {README, MANIFEST} if Path(inside) == folder else set()
-
     with publish(folder, force=True, unlisted=names_in(folder)) as partial:
-        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_link, dirs_exist_ok=True)
+        link_folder(folder, partial, without={README, MANIFEST})
         write_bytes(partial / README, model_card(manifest).encode())
         manifest["files"] = {**manifest["files"], README: _row(partial / README)}
         write_json(partial / MANIFEST, manifest)

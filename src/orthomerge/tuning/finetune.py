@@ -166,7 +166,7 @@ class _Training:
                 metrics = train(model, run, saved)
             except NumericalError:
                 if state is not None:
-                    state.remove()  # a run resumed from it would fail again
+                    clear_state(state.folder)  # a run resumed from it would fail again
                 raise
         model.to("cpu")
         for number, task in enumerate(self.tasks):
