@@ -13,8 +13,9 @@ import torch
 from tests.fitting.making import KINDS, shared_setting
 
 from orthomerge.data.task import Examples
-from orthomerge.fitting import inputs as module
-from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, prepare
+from orthomerge.fitting import setting as module
+from orthomerge.fitting.loop import Order
+from orthomerge.fitting.setting import Inputs, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting
@@ -97,7 +98,6 @@ def test_a_pool_that_grew_is_one_that_was_made_at_once(made: Made) -> None:
         assert torch.equal(batch[name], tensor), name
     shared = grown.with_targets({"new": Targets(torch.tensor([3, 18]), torch.zeros(2, 4), torch.ones(2))})
     assert all(a is b for a, b in zip(shared.raw("new"), (made.items[3], more[3]), strict=True))
-    assert made.inputs.extended([]).pool is made.inputs.pool
 
 
 @pytest.mark.parametrize("kind", KINDS)
