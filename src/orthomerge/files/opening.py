@@ -15,7 +15,7 @@ from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.documents import is_plain_name, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.lora import Adapter, read_adapter
-from orthomerge.files.pickles import ENDINGS, read_weights
+from orthomerge.files.weights import ENDINGS, read_weights
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
 _SAVES = "index and shards are from different saves: fetch all of them again"

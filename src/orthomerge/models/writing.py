@@ -130,7 +130,7 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 
 
 def _stream(model: ModelData, *, hashed: bool) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """Stream the weights by their names in files; `hashed`: several shards, whose hashes are not that of the content."""
+    """Stream the weights by their names in files; `hashed`: their content, for several shards."""
     tensors = HashedTensors(model.weights, model.family.prefix) if hashed else model.weights
     for key, block in tensors.blocks():
         yield model.family.prefix + key, block
