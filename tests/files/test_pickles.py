@@ -309,16 +309,6 @@ def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool
     assert not any("passing" in name for name in checkpoint.entries)
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_whole_transformers_model(tmp_path: Path, legacy: bool) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
-    model = BertForSequenceClassification(config)
-    checkpoint = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
-    check(checkpoint, model.state_dict())
-
-
 def test_module_made_by_old_means(tmp_path: Path) -> None:
     """`_reconstructor` (protocol 0 and 1) and Parameter as a class, as torch 0.3 wrote them."""
     parameter = Call(nn.Parameter, tensor(), True, state=(True, None, OrderedDict()))
@@ -549,14 +539,6 @@ def test_local_header_must_agree(tmp_path: Path, at: int, value: int) -> None:
     data[data.index(b"archive/data/0") - 30 + at] = value
     path.write_bytes(data)
     refused(path, "member archive/data/0 is not where the directory says")
-
-
-def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
-    """torch pads the local header so that storages are aligned; the directory knows nothing of it."""
-    path = save(weights(), tmp_path / "m.pt")
-    with zipfile.ZipFile(path) as archive:
-        assert not any(info.extra for info in archive.infolist())
-    assert all(entry.offset % 64 == 0 for entry in read_pickle(path).entries.values())
 
 
 def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
