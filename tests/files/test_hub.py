@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.hub import fetch, is_hub_id
+from orthomerge.files.opening import fetch, is_hub_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "patterns": (bert, {
         "target_modules": ["query", "key", "value", "dense"], "r": 4, "lora_alpha": 6,
         "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
-        "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
+        "alpha_pattern": {r"0\.attention\.self\.query": 1.5, "ery": 99, r"output\.dense": 11},
     }),
     "rank-stabilised patterns": (Small, {
         "target_modules": ["first", "second"], "use_rslora": True, "rank_pattern": {"first": 2},
@@ -307,6 +307,7 @@ def test_an_adapter_without_weights_and_a_config_that_is_too_long(tmp_path: Path
         ({"new_thing": "x" * 200}, r"option new_thing='x{79} is not known to be harmless"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' changes the base .*save it again"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA' changes the base"),
+        ({"r": 10**400}, "r must be a positive whole number, got 1000"),
         ({"r": 0}, "r must be a positive whole number, got 0"),
         ({"r": True}, "r must be a positive whole number, got True"),
         ({"lora_alpha": "2"}, "lora_alpha must be a finite number, got '2'"),
@@ -314,8 +315,8 @@ def test_an_adapter_without_weights_and_a_config_that_is_too_long(tmp_path: Path
         ({"rank_pattern": {"m": -1}}, r"rank_pattern\['m'\] must be a positive whole number, got -1"),
         ({"rank_pattern": [1]}, r"rank_pattern must map names to numbers, got \[1\]"),
         ({"alpha_pattern": {"m": math.inf}}, r"alpha_pattern\['m'\] must be a finite number, got inf"),
-        ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern is not a pattern"),
-        ({"rank_pattern": {"(a+)+x": 2}}, r"'\(a\+\)\+x' in rank_pattern could take for ever to match"),
+        ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern must be the name of a module, or its end; merge"),
+        ({"rank_pattern": {"a?a?": 2}}, r"'a\?a\?' in rank_pattern must be the name of a module, or its end"),
         ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
         ({"fan_in_fan_out": 2}, "fan_in_fan_out must be true or false, got 2"),
         ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files import hub
+from orthomerge.files import opening
 from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import locate, open_checkpoint, open_expert
@@ -31,7 +31,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(reference: str) -> tuple[Path, str]:
         raise AssertionError(f"the hub was asked for {reference}")
 
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(opening, "fetch", fetch)
 
 
 def write_index(folder: Path, places: dict[str, Any], *, name: str = INDEX, total: object = None) -> None:
@@ -125,7 +125,7 @@ def test_a_hub_id_is_asked_of_the_hub_only_when_no_such_path_exists(
         asked.append(reference)
         return tmp_path / "snapshot", "c" * 40
 
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(opening, "fetch", fetch)
     monkeypatch.chdir(tmp_path)
     for folder in ("org/name", "snapshot"):
         (tmp_path / folder).mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_an_adapter_is_an_expert_but_no_base(tmp_path: Path, monkeypatch: pytest
     assert adapter.reference == str(tmp_path)
     with pytest.raises(CheckpointError, match="is a LoRA adapter, not a full model; adapters can be experts, the base"):
         open_checkpoint(tmp_path)
-    monkeypatch.setattr(hub, "fetch", lambda reference: (tmp_path, "d" * 40))
+    monkeypatch.setattr(opening, "fetch", lambda reference: (tmp_path, "d" * 40))
     assert open_expert("org/adapter").revision == "d" * 40
 
 

@@ -18,7 +18,7 @@ from orthomerge.data.labels import Key, Raw, by_split
 from orthomerge.data.rows import KINDS, Rows, kind_of
 from orthomerge.data.tables import Columns, add_rows
 from orthomerge.data.task import Lazy
-from orthomerge.files.hub import is_hub_id
+from orthomerge.files.opening import is_hub_id
 
 _UNKNOWN = -1
 
