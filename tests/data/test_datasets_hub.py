@@ -139,5 +139,8 @@ def test_a_damaged_folder(library: SimpleNamespace, tmp_path: Path) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    message = r"'org/name', which is not a path that exists but may be a hub id, needs .*: pip install datasets"
-    refused("org/name", message, RecipeError)
+    refused(
+        "org/name",
+        r"reading 'org/name' needs Hugging Face's datasets: pip install datasets; it is not a path",
+        RecipeError,
+    )

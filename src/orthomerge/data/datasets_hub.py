@@ -37,25 +37,28 @@ def names_dataset(text: str) -> bool:
 
 def read_saved(folder: Path, columns: Columns) -> Raw:
     """Read a dataset that `save_to_disk` wrote."""
-    library = _library(str(folder))
-    data = _loaded(library.load_from_disk, str(folder), f"{folder}")
-    return _raw(library, data, str(folder), columns)
+    return _read(
+        str(folder), columns, "save it again, or as a table", lambda library: library.load_from_disk(str(folder))
+    )
 
 
 def read_hub(reference: str, columns: Columns) -> Raw:
     """Read a dataset from the hub, or from the cache if the hub cannot be reached."""
-    library = _library(f"{reference!r}, which is not a path that exists but may be a hub id,")
     name, config, revision = _parsed(reference)
     advice = "it is not a path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
-    data = _loaded(library.load_dataset, name, f"{reference!r}", advice, name=config, revision=revision)
-    return _raw(library, data, reference, columns)
+    return _read(reference, columns, advice, lambda library: library.load_dataset(name, name=config, revision=revision))
 
 
-def _loaded(load: Callable[..., Any], source: str, what: str, advice: str = "save it again", **options: Any) -> Any:
+def _read(where: str, columns: Columns, advice: str, load: Callable[[Any], Any]) -> Raw:
     try:
-        return load(source, **options)
+        library = importlib.import_module("datasets")
+    except ImportError as error:
+        raise RecipeError(f"reading {where!r} needs Hugging Face's datasets: pip install datasets; {advice}") from error
+    try:
+        data = load(library)
     except Exception as error:  # errors of arrow, of the file system, and of all ways for a hub to be unreachable
-        raise CheckpointError(f"cannot load the dataset {what}: {summary(error)}; {advice}") from error
+        raise CheckpointError(f"cannot load the dataset {where!r}: {summary(error)}; {advice}") from error
+    return _raw(library, data, where, columns)
 
 
 def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
@@ -113,10 +116,3 @@ def _parsed(reference: str) -> tuple[str, str | None, str | None]:
     rest, _, revision = reference.partition("@")
     name, colon, config = rest.partition(":")
     return name, config if colon else None, revision or None
-
-
-def _library(what: str) -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise RecipeError(f"reading {what} needs Hugging Face's datasets: pip install datasets") from error
