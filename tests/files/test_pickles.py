@@ -12,7 +12,7 @@ import sys
 import types
 import warnings
 import zipfile
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,11 @@ from orthomerge.files.pickles import read_pickle
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LEGACY = [pytest.param(False, id="zip"), pytest.param(True, id="legacy")]
+
+@pytest.fixture(params=[False, True], ids=["zip", "legacy"])
+def legacy(request: pytest.FixtureRequest) -> bool:
+    """Whether files are written as torch before 1.6 wrote them."""
+    return bool(request.param)
 
 
 def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) -> Path:
@@ -188,7 +192,6 @@ STATES: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_state_dicts_come_back(
     tmp_path: Path, state: Callable[[], Mapping[str, torch.Tensor]], legacy: bool, protocol: int
@@ -199,7 +202,6 @@ def test_state_dicts_come_back(
     assert checkpoint.aliases == {}
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
     whole = normal(6, 8)
     state = {
@@ -220,7 +222,6 @@ def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
     assert checkpoint.aliases == {}
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_tied_weights_are_aliases(tmp_path: Path, legacy: bool) -> None:
     shared = normal(4, 4)
     state = {"embed": shared, "lm_head": shared, "same_bytes_other_shape": shared.T, "again": shared[:]}
@@ -261,7 +262,6 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         lambda w: {"state_dict": w, (1, 2): "tuple key", None: 1, 2.5: 2},
     ],
 )
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy: bool, protocol: int) -> None:
     checkpoint = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
@@ -297,7 +297,6 @@ def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
 # --- whole modules
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool) -> None:
@@ -336,13 +335,11 @@ def test_modules_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_modules_that_cannot_be_read(tmp_path: Path) -> None:
-    refused(
-        forge(tmp_path / "m.pt", hollow(x=__import__("collections").deque())),
-        r"sub-module 'x' is collections.deque, whose weights cannot be read",
-    )
-    refused(
-        forge(tmp_path / "m.pt", hollow(x=Call(partial(nn.Linear), 3))), "sub-module 'x' is an object of unknown class"
-    )
+    for child, kind in (
+        (deque(), "collections.deque, whose"),
+        (Call(partial(nn.Linear), 3), "an object of unknown class"),
+    ):
+        refused(forge(tmp_path / "m.pt", hollow(x=child)), f"sub-module 'x' is {kind}")
     bad = {"_parameters": {3: tensor()}, "_modules": {}}
     module = Call(copyreg._reconstructor, nn.Module, object, None, state=bad)  # type: ignore[attr-defined]
     refused(forge(tmp_path / "m.pt", module), "a parameter has a name that is not text")
@@ -370,7 +367,6 @@ def odd_tensors() -> dict[str, tuple[torch.Tensor, str]]:
 
 
 @pytest.mark.parametrize("name", list(odd_tensors()))
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
     value, how = odd_tensors()[name]
     with warnings.catch_warnings():
@@ -427,7 +423,6 @@ class Evil:
         return os.system, (f"touch {self.target}",)
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("nest", [lambda e: e, lambda e: {**weights(), "x": e}, lambda e: {"optimizer": [e]}])
 def test_nothing_is_run(
@@ -615,7 +610,6 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
 # --- damage of every kind
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
     whole = save(weights(), tmp_path / "m.pt", legacy=legacy).read_bytes()
     path = tmp_path / "cut.pt"

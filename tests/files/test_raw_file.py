@@ -149,13 +149,10 @@ def test_a_file_that_changed_is_refused(path: Path, change: Callable[[Path], Non
         file.check_unchanged()
 
 
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [("nowhere", ".*nowhere: No such file"), ("x" * 300, ".*: File name too long"), ("a\0b", ".*: .*null byte")],
-)
-def test_names_of_no_file(tmp_path: Path, name: str, match: str) -> None:
-    with pytest.raises(CheckpointError, match=f"cannot open {match}"):
-        RawFile(tmp_path / name)
+def test_names_of_no_file(tmp_path: Path) -> None:
+    for name, match in (("nowhere", "No such file"), ("x" * 300, "File name too long"), ("a\0b", ".*null byte")):
+        with pytest.raises(CheckpointError, match=f"cannot open .*: {match}"):
+            RawFile(tmp_path / name)
 
 
 def test_only_plain_files_are_read(tmp_path: Path) -> None:
