@@ -65,7 +65,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             raise stand_in.loaded
         return stand_in.loaded
 
-    stand_in.load_dataset = stand_in.load_from_disk = load
+    stand_in.load_dataset = load
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     return stand_in
 
@@ -129,12 +129,6 @@ def test_pictures_are_decoded_when_used(library: SimpleNamespace, tmp_path: Path
 def test_datasets_that_are_refused(loaded: Any, error: type[Exception], message: str, library: SimpleNamespace) -> None:
     library.loaded = loaded
     refused("org/name", message, error)
-
-
-def test_a_damaged_folder(library: SimpleNamespace, tmp_path: Path) -> None:
-    (tmp_path / "state.json").touch()
-    library.loaded = ValueError("broken")
-    refused(tmp_path, r"cannot load the dataset .*: ValueError: broken")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         *((source, "does not exist; a task is a table") for source in MISSING),
     ):
         refused(source, match)
+    refused(["x"], "the data of a task must be a path or the name of a dataset, got list", RecipeError)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data beside the checkout")

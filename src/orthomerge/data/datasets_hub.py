@@ -1,4 +1,4 @@
-"""Read datasets with Hugging Face's `datasets`: from the hub, as `org/name[:config][@revision]`, or from disk.
+"""Read datasets from the hub, as `org/name[:config][@revision]`, with Hugging Face's `datasets`.
 
 Splits with names other than train, val(idation) and test are ignored. A split whose labels are all -1, as the hub
 marks labels that are not public, is unlabelled. Pictures are decoded here, when they are used, not by `datasets`.
@@ -7,7 +7,7 @@ marks labels that are not public, is unlabelled. Pictures are decoded here, when
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,6 @@ from orthomerge.files.opening import is_hub_id
 _UNKNOWN = -1
 
 
-def is_saved(folder: Path) -> bool:
-    """Return whether a folder was written by `save_to_disk`."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
 def names_dataset(text: str) -> bool:
     """Return whether a text has the form `org/name[:config][@revision]` and is not a file name."""
     name, config, revision = _parsed(text)
@@ -35,30 +30,20 @@ def names_dataset(text: str) -> bool:
     return valid and kind_of(Path(text))[1] not in (*KINDS, ".npz", ".gz")
 
 
-def read_saved(folder: Path, columns: Columns) -> Raw:
-    """Read a dataset that `save_to_disk` wrote."""
-    return _read(
-        str(folder), columns, "save it again, or as a table", lambda library: library.load_from_disk(str(folder))
-    )
-
-
 def read_hub(reference: str, columns: Columns) -> Raw:
     """Read a dataset from the hub, or from the cache if the hub cannot be reached."""
-    name, config, revision = _parsed(reference)
     advice = "it is not a path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
-    return _read(reference, columns, advice, lambda library: library.load_dataset(name, name=config, revision=revision))
-
-
-def _read(where: str, columns: Columns, advice: str, load: Callable[[Any], Any]) -> Raw:
     try:
-        library = importlib.import_module("datasets")
+        library: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise RecipeError(f"reading {where!r} needs Hugging Face's datasets: pip install datasets; {advice}") from error
+        what = f"reading {reference!r} needs Hugging Face's datasets: pip install datasets"
+        raise RecipeError(f"{what}; {advice}") from error
+    name, config, revision = _parsed(reference)
     try:
-        data = load(library)
+        data = library.load_dataset(name, name=config, revision=revision)
     except Exception as error:  # errors of arrow, of the file system, and of all ways for a hub to be unreachable
-        raise CheckpointError(f"cannot load the dataset {where!r}: {summary(error)}; {advice}") from error
-    return _raw(library, data, where, columns)
+        raise CheckpointError(f"cannot load the dataset {reference!r}: {summary(error)}; {advice}") from error
+    return _raw(library, data, reference, columns)
 
 
 def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
@@ -84,7 +69,7 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         if isinstance(feature, library.ClassLabel):
             names.update(enumerate(feature.names or ()))
         present = (columns.text,) if unlabelled else (columns.text, columns.label)
-        read = replace(columns, labelled=not unlabelled, split=None)
+        read = replace(columns, labelled=not unlabelled)
         add_rows(raw, Rows(present, rows, names), read, where=origin, fixed=split, default=split)
         if has_pictures:
             raw.modality = "image"

@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from orthomerge.core.errors import (
-    CheckpointError,
-    IncompatibleError,
-    OrthomergeError,
-    RecipeError,
-    nearest,
-    some,
-)
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.task import Modality, Split, Task
 
 Key = int | str  # a label as a source writes it: an id or a name
@@ -36,15 +29,15 @@ def split_named(name: str) -> Split | None:
     return _SPLITS.get(name.strip().casefold())
 
 
-def by_split(
-    names: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
-) -> dict[Split, str]:
+def by_split(names: Iterable[str], where: object) -> dict[Split, str]:
     """Return the name of each split among `names`; others are left out, and two names of one split are refused."""
     splits: dict[Split, str] = {}
     for name in names:
         split = split_named(name)
         if split in splits:
-            raise error(f"{where}: {splits[split]!r} and {name!r} are both the {split} split; keep one of them")
+            raise CheckpointError(
+                f"{where}: {splits[split]!r} and {name!r} are both the {split} split; keep one of them"
+            )
         if split:
             splits[split] = name
     return splits

@@ -50,17 +50,13 @@ def kind_of(path: Path) -> tuple[str, str]:
 def open_rows(path: Path, *, wanted: tuple[str, ...], label: str) -> Rows:
     """Open a table file; of parquet only the `wanted` columns are read. `label`: column whose ids may have names."""
     kind = kind_of(path)[1]
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist or is not a plain file")
     if kind in (".jsonl", ".json"):
         return _json_rows(path)
     if kind in (".csv", ".tsv"):
         return _delimited_rows(path, tabs=kind == ".tsv")
-    if kind == ".parquet" and not _is_packed(path):
-        return _parquet_rows(path, wanted, label)
-    raise CheckpointError(
-        f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
-    )
+    if _is_packed(path):
+        raise CheckpointError(f"{path} must not be gzipped: parquet is compressed already; unpack it")
+    return _parquet_rows(path, wanted, label)
 
 
 def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
