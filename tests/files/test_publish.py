@@ -104,7 +104,7 @@ def test_a_path_may_be_relative_or_from_home(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "three" / MANIFEST).exists()
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), GeneratorExit()])
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), GeneratorExit()])
 def test_a_failure_leaves_nothing_and_is_passed_on(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)):
         fail_within(tmp_path / "out", error)
