@@ -52,6 +52,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
             raise CheckpointError(
                 f"{path}: adapter option {option}={value!r:.80} is not known to be harmless; {WAY_OUT}"
             )
+    for option in ("use_rslora", "fan_in_fan_out"):
+        if not isinstance(config.get(option, False), bool | None):
+            raise CheckpointError(f"{path}: {option} must be true or false, got {config[option]!r:.80}")
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _ALLOWED_STARTS:
         what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
@@ -88,11 +91,3 @@ class Scale:
 
     def of(self, module: str) -> float:
         return next((value for pattern, value in self._patterns if pattern.match(module)), self._default)
-
-
-def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
-    """Return a boolean option; a missing one is false."""
-    value = config.get(option) or False
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")
-    return value
