@@ -25,9 +25,8 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
-from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
 from orthomerge.models.encoding import Encoding
@@ -197,7 +196,7 @@ def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> N
     (tmp_path / "two" / "config.json").write_text(json.dumps(config))
     experts = open_named({"two": tmp_path / "two", "three": berts / "three"}, base=berts / "base")
     texts = Examples(["it was a very good film", "bad film"], None, "train")
-    setting = setting_of(experts, {"two": texts, "three": texts}, device=CPU)
+    setting = setting_of(experts, {"two": texts, "three": texts}, CPU, how=Encoding(device="cpu"))
     assert setting.inputs.pool.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
     for task in setting.tasks:
         setting.encoder.load(setting.tuned(task))

@@ -8,8 +8,7 @@ import torch
 
 from orthomerge.core.adam import Optimiser
 from orthomerge.fitting.gates import Gates
-from orthomerge.fitting.inputs import Targets, encoded_rows
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, Targets, encoded_rows
 from orthomerge.testing.settings import CPU, Kind, make_setting
 
 KINDS: list[Kind] = ["bert", "vit"]

@@ -13,8 +13,9 @@ import torch
 from tests.fitting.making import KINDS, shared_setting
 
 from orthomerge.data.task import Examples
-from orthomerge.fitting import inputs as module
-from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, prepare
+from orthomerge.fitting import setting as module
+from orthomerge.fitting.loop import Order
+from orthomerge.fitting.setting import Inputs, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting

@@ -15,11 +15,10 @@ from tests.fitting.making import KINDS, first_targets, shared_setting
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.gates import Free, Gates, Mask
-from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.loop import Course, Loop, backward, held_out_loss
 from orthomerge.fitting.moma import FeatureDistance, Moma
 from orthomerge.fitting.objective import Divergence, Entropy, Objective
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, Targets
 from orthomerge.models.heads import Head, Linear
 from orthomerge.testing.settings import CPU, WIDTH, Kind, make_setting
 

@@ -10,9 +10,8 @@ import torch
 from tests.fitting.making import first_targets
 from torch.nn.functional import kl_div, log_softmax
 
-from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.objective import Divergence, Entropy
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, Targets
 from orthomerge.models.heads import Head, Linear
 from orthomerge.testing.settings import CPU, WIDTH, make_setting
 

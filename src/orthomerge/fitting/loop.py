@@ -1,8 +1,7 @@
 """Training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
 
-Each task contributes `batch` inputs to a step; which ones depends on the seed and the step alone, so that a resumed run
-gives the same result. Every `look` steps the loss on held-out inputs is computed. The result is the last state or, with
-`best`, the trained state with the least held-out loss; the caller compares it with the start.
+Which `batch` inputs of each task a step sees depends on the seed and the step alone, so that a resumed run gives the
+same result. The result is the last state or, with `best`, the trained one with the least held-out loss.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import torch
 
 from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.checks import at_least_one, positive
-from orthomerge.core.device import enough_memory
+from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.gates import Gates
-from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, features_of
 from orthomerge.fitting.objective import Objective
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Inputs, Setting, Targets, encoded, features_of
 
 _STATE = {"step", "optimiser", "course", "seconds"}
 
@@ -43,8 +41,8 @@ class Course:
 class Loop:
     """Options of the loop. `warmup`: share of the steps in which learning rates rise; `cosine`: they then fall to zero.
 
-    `patience`: looks without a better held-out loss before training ends; 0 for no limit. `checkpointing`: recompute
-    activations in the backward pass to save memory.
+    `look`: steps between two held-out losses; `patience`: looks without a better one before training ends, 0 for no
+    limit. `checkpointing`: recompute activations in the backward pass to save memory.
     """
 
     steps: int
@@ -61,8 +59,34 @@ class Loop:
         return _Run(self, setting, gates, objective, inputs, held).finish()
 
     def share(self, step: int) -> float:
-        """Share of the full learning rate at a step, counted from 0."""
         return rate_share(step, self.steps, warmup=self.warmup) if self.cosine else 1.0
+
+
+class Order:
+    """Places of the `batch` targets per task of each step, shuffled every epoch; the same for equal inputs."""
+
+    def __init__(self, inputs: Inputs, batch: int, seed: int) -> None:
+        rows = [targets.rows for targets in inputs.targets.values()]
+        same = [next(number for number, other in enumerate(rows) if torch.equal(own, other)) for own in rows]
+        self._streams, self._sizes = dict(zip(inputs.targets, same, strict=True)), list(map(len, rows))
+        self._batch, self._seed = batch, seed
+        self._epochs: dict[int, tuple[int, torch.Tensor]] = {}  # the last epoch of each stream
+
+    def at(self, step: int) -> dict[str, torch.Tensor]:
+        return {task: self._places(stream, step) for task, stream in self._streams.items()}
+
+    def _places(self, stream: int, step: int) -> torch.Tensor:
+        size, start = self._sizes[stream], step * self._batch
+        epochs = range(start // size, (start + self._batch - 1) // size + 1)
+        places = torch.cat([self._epoch(stream, epoch) for epoch in epochs])
+        return places[start % size :][: self._batch]
+
+    def _epoch(self, stream: int, epoch: int) -> torch.Tensor:
+        latest = self._epochs.get(stream)
+        if latest is None or latest[0] != epoch:
+            generator = torch.Generator().manual_seed(derive(self._seed, stream, epoch))
+            self._epochs[stream] = latest = (epoch, torch.randperm(self._sizes[stream], generator=generator))
+        return latest[1]
 
 
 @dataclass
@@ -180,7 +204,6 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
-    """Check the options that all trained methods have."""
     at_least_one(steps=steps, batch=batch)
     positive(lr=lr)
     if not 0 <= hold_out <= 0.5:

@@ -37,11 +37,9 @@ class Feed:
         ]
 
     def batch(self, number: int, rows: torch.Tensor) -> tuple[Batch, torch.Tensor]:
-        """Return inputs and labels of some rows of source `number`."""
         return self._pool.batch(rows + self._starts[number]), self._labels[number][rows].to(self._pool.device)
 
     def ordered(self, number: int, size: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield the batches of a whole source in its own order."""
         return (self.batch(number, rows) for rows in torch.split(torch.arange(self.sizes[number]), size))
 
 
