@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import first_targets
-from tests.fitting.test_objective import features_of, hidden, normal
+from tests.fitting.making import features_of, first_targets, hidden, normal
 
 from orthomerge.fitting.moma import FeatureDistance, Moma
 from orthomerge.fitting.setting import Setting, Targets, encoded

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,7 +71,6 @@ class Order:
         same = [next(number for number, other in enumerate(rows) if torch.equal(own, other)) for own in rows]
         self._streams, self._sizes = dict(zip(inputs.targets, same, strict=True)), list(map(len, rows))
         self._batch, self._seed = batch, seed
-        self._epochs: dict[int, tuple[int, torch.Tensor]] = {}  # the last epoch of each stream
 
     def at(self, step: int) -> dict[str, torch.Tensor]:
         return {task: self._places(stream, step) for task, stream in self._streams.items()}
@@ -78,30 +78,24 @@ class Order:
     def _places(self, stream: int, step: int) -> torch.Tensor:
         size, start = self._sizes[stream], step * self._batch
         epochs = range(start // size, (start + self._batch - 1) // size + 1)
-        places = torch.cat([self._epoch(stream, epoch) for epoch in epochs])
+        places = torch.cat([_shuffled(size, derive(self._seed, stream, epoch)) for epoch in epochs])
         return places[start % size :][: self._batch]
 
-    def _epoch(self, stream: int, epoch: int) -> torch.Tensor:
-        latest = self._epochs.get(stream)
-        if latest is None or latest[0] != epoch:
-            generator = torch.Generator().manual_seed(derive(self._seed, stream, epoch))
-            self._epochs[stream] = latest = (epoch, torch.randperm(self._sizes[stream], generator=generator))
-        return latest[1]
+
+@lru_cache(maxsize=64)
+def _shuffled(size: int, seed: int) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
-@dataclass
 class _Run:
-    loop: Loop
-    setting: Setting
-    gates: Gates
-    objective: Objective
-    inputs: Inputs
-    held: Inputs | None
-
-    def __post_init__(self) -> None:
-        self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
-        groups = [*self.gates.groups, {"params": self.objective.parameters, "lr": self.objective.lr}]
-        self._optimiser = Optimiser(groups, self.setting.device)
+    def __init__(
+        self, loop: Loop, setting: Setting, gates: Gates, objective: Objective, inputs: Inputs, held: Inputs | None
+    ) -> None:
+        self.loop, self.setting, self.gates, self.objective = loop, setting, gates, objective
+        self.inputs, self.held = inputs, held
+        self._order = Order(inputs, loop.batch, setting.seed)
+        groups = [*gates.groups, {"params": objective.parameters, "lr": objective.lr}]
+        self._optimiser = Optimiser(groups, setting.device)
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
