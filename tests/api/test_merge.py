@@ -311,19 +311,10 @@ def test_saving_a_lazy_merge_does_not_hold_the_encoder(tmp_path: Path) -> None:
     assert growth < 110_000_000
 
 
-@pytest.mark.parametrize("calls", [0, 7])
-def test_memory_that_runs_out_midway_changes_no_bit(berts: Path, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tensors_of(om.merge(opened(berts), "task_arithmetic"))
-    left, real = [calls], TaskArithmetic.merge
-
+def test_memory_that_runs_out_ends_with_advice(berts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: TaskArithmetic, *arguments: Any, **options: Any) -> torch.Tensor:
-        left[0] -= 1
-        if left[0] == -1:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-        return real(self, *arguments, **options)
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
     monkeypatch.setattr(TaskArithmetic, "merge", failing)
-    again = tensors_of(om.merge(opened(berts), "task_arithmetic"))
-    assert left[0] < -1
-    assert all(torch.equal(again[key], tensor) for key, tensor in whole.items())
-    assert again.keys() == whole.keys()
+    with pytest.raises(OrthomergeError, match="ran out of memory with a merge of 3 experts; close other programs"):
+        tensors_of(om.merge(opened(berts), "task_arithmetic"))
