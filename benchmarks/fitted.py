@@ -77,7 +77,7 @@ class Worker:
 
     def __init__(self, place: Place) -> None:
         self.place, self.suite = place, place.built()
-        self.experts = self.suite.experts()
+        self.experts = self.suite.experts
         self.encoding = self.suite.encoding(place.device, batch=256)
         self.uncached = replace(self.encoding, cache=None)  # a fit is scored once
 
@@ -231,7 +231,7 @@ def scales_of(given: Sequence[str]) -> dict[str, float]:
 
 def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str, float]:
     """These, and the best on validation data of methods that have none."""
-    experts, encoding, chosen = suite.experts(), suite.encoding(device, batch=256), dict(scales)
+    experts, encoding, chosen = suite.experts, suite.encoding(device, batch=256), dict(scales)
     for method, grid in GRIDS.items():
         if method not in chosen:
             search = search_scale(experts, method, suite.tasks, grid=grid, criterion="accuracy", encoding=encoding)

@@ -120,6 +120,14 @@ def memory_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def unshared(flag: str, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program in a namespace of its own: `-m` for mounts, `-n` for the network."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", flag, "true"], check=False).returncode:
+        pytest.skip("may not make a namespace here; the calls themselves are watched elsewhere")
+    command = ["unshare", flag, sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
 # The process that forks
 
 

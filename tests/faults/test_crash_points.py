@@ -1,7 +1,6 @@
 """Every call that changes a file fails, is the last, or is interrupted: the output is absent, old or complete.
 
-`make crash` takes every call; over an older output, of the longer commands, one in nine and all of the last 45.
-`make test` takes one of each kind and file, and some around the step that counts.
+`make crash` takes every call; `make test` one of each kind and file, and some around the step that counts.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from orthomerge.files.folders import MANIFEST
 from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
-MOST = {"merge": 8, "align": 4, "fit": 3}  # points per scenario in `make test`
-LAST = {"merge": 4, "align": 2, "fit": 2}  # of them at the end, where the output appears
+MOST = {"merge": 8, "align": 4, "fit": 3}  # kinds per scenario in `make test`; half as many calls at the end
 # What each call fails with.
 ERRORS = {
     "write": errno.ENOSPC, "create": errno.ENOSPC, "truncate": errno.ENOSPC, "fsync": errno.EIO, "mkdir": errno.EROFS,
@@ -106,13 +104,6 @@ class Stand:
         names = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))]
         return [name for name in names if not KEPT.fullmatch(name)]
 
-    def traces(self) -> list[str]:
-        """Name what the next run may meet: names beside the output, the state of a fit, entries of the cache."""
-        root = self.injector.root
-        names = [path.relative_to(root).as_posix() for path in (*root.iterdir(), *root.glob(".out.fitting/*"))]
-        kinds = sorted(re.sub(r"\.[0-9a-f]{16}\.|-[a-z0-9_]{8}$", ".*.", name) for name in names)
-        return [*kinds, *sorted(path.suffix for path in root.glob("cache/features/*"))]
-
     def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
         """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
         now = self.output()
@@ -149,14 +140,14 @@ def make_stand(name: str, injector: Injector, experts: Path, merged: Path) -> St
 def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) -> list[int]:
     """Numbers of the calls to look at; of the scenarios with an older output, `make test` looks at the end alone."""
     every = list(range(1, len(calls) + 1))
-    if ALL and scenario.what in ("full", "signal") and name != "merge":
-        return every[::7]
-    if ALL:  # an older output makes a difference at the end alone
-        return every if name == "merge" or not scenario.over else [*every[:-45:9], *every[-45:]]
-    if scenario.over or scenario.what in ("full", "signal"):
-        return every[-12:-1:2] if name == "merge" and scenario.over else every[len(every) // 3 :: len(every) // 2]
+    if ALL:
+        return every
+    if scenario.over:
+        return every[-12:-1:2]
+    if scenario.what in ("full", "signal"):
+        return every[len(every) // 3 :: len(every) // 2]
     groups = {(kind, Path(path).name): number for number, (kind, path) in enumerate(calls, 1)}
-    firsts, last = sorted(groups.values()), every[-LAST[name] :]
+    firsts, last = sorted(groups.values()), every[-(MOST[name] + 1) // 2 :]
     return sorted({*firsts[:: len(firsts) // MOST[name] + 1], *last})
 
 
@@ -189,11 +180,8 @@ def interrupted(stand: Stand, number: int, ran: Ran) -> Iterator[str]:
         yield f"left behind: {stand.left()}"
 
 
-def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tuple[str, ...]]) -> Iterator[str]:
-    """Complaints after something happened at call `k`, and after the same command again.
-
-    A longer command is not run again on leftovers that it has met before (`seen`): the next run looks at their names.
-    """
+def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str) -> Iterator[str]:
+    """Complaints after something happened at call `k`, and after the same command again."""
     before = stand.reset(scenario)
     number = (signal.SIGINT, signal.SIGTERM)[k % 2]
     codes: dict[str, int] = {"full": errno.ENOSPC, "signal": number}
@@ -205,27 +193,21 @@ def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tupl
         yield from failed(stand, kind, ran)
     elif ran.code not in (-9, 0):
         yield f"it was not killed: {ran.code} {ran.err}"
-    met = (str(stand.output() == before), *stand.traces())
-    if met not in seen or (ALL and stand.name == "merge"):
-        yield from stand.again(scenario)
-    seen.add(met)
+    yield from stand.again(scenario)
 
 
 @pytest.mark.parametrize("name", MOST)
 def test_every_call(name: str, injected: Injector, experts: Path, merged: Path) -> None:
     stand, wrong = make_stand(name, injected, experts, merged), list[str]()
-    calls = {}  # they do not depend on what happens
+    known: dict[Scenario, tuple[tuple[str, str], ...]] = {}  # calls do not depend on what happens
     for scenario in SCENARIOS:
         if scenario.over and name != "merge" and not ALL:  # one step replaces the output of every command
             continue
         quiet = replace(scenario, what="count")
-        if quiet not in calls:
-            calls[quiet] = stand.calls(quiet)
-        seen: set[tuple[str, ...]] = set()
-        taken = points(stand.name, calls[quiet], scenario)
+        known[quiet] = calls = known.get(quiet) or stand.calls(quiet)
+        taken = points(name, calls, scenario)
         for k in taken:
-            kind, path = calls[quiet][k - 1]
-            faults = wrong_at(stand, scenario, k, kind, seen)
-            wrong += [f"{scenario} at call {k} ({kind} {path}): {each}" for each in faults]
-        print(f"{name}: {scenario}: {len(taken)} of {len(calls[quiet])} calls, {len(seen)} kinds of leftovers")
+            kind, path = calls[k - 1]
+            wrong += [f"{scenario} at call {k} ({kind} {path}): {each}" for each in wrong_at(stand, scenario, k, kind)]
+        print(f"{name}: {scenario}: {len(taken)} of {len(calls)} calls")
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong[:40])

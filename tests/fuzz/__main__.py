@@ -6,67 +6,58 @@ import argparse
 import hashlib
 import json
 import sys
+import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 from benchmarks.environments import describe_run, table, write_result
-from tests.fuzz.engine import CORPUS, Finding, Outcome, fuzz
+from tests.fuzz.engine import CORPUS, Finding, fuzz, make_originals, mutated
 from tests.fuzz.targets import TARGETS
 
 
 def save(finding: Finding) -> Path:
-    """Keep an input in the corpus, with a note of what it did."""
-    digest = hashlib.sha256(finding.data).hexdigest()[:12]
-    path = CORPUS / f"{finding.target.replace(' ', '-')}-{digest}"
-    path.with_suffix(".input").write_bytes(finding.data)
-    note = {"target": finding.target, "file": finding.file, "what": finding.what, "seed": finding.seed}
+    """Keep an input in the corpus, made again from its seed, with a note of what it did."""
+    target = TARGETS[finding.target]
+    with tempfile.TemporaryDirectory() as folder:
+        file, data = mutated(target, make_originals(target, Path(folder)), finding.seed)
+    path = CORPUS / f"{finding.target.replace(' ', '-')}-{hashlib.sha256(data).hexdigest()[:12]}"
+    path.with_suffix(".input").write_bytes(data)
+    note = {"target": finding.target, "file": file, "what": finding.what, "seed": finding.seed}
     path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n")
     return path
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def rows(outcome: Outcome) -> list[list[str]]:
-    defects = Counter(each.target for each in outcome.findings)
-    numbers: dict[str, tuple[int, ...]] = {
-        name: (sum(counts.values()), counts["refused"], counts["read"], counts["same"], defects[name])
-        for name, counts in outcome.counts.items()
-    }
-    seconds = {**outcome.seconds, "all": sum(outcome.seconds.values())}
-    numbers["all"] = tuple(map(sum, zip(*numbers.values(), strict=True)))
-    return [[name, *(f"{number:,}" for number in row), f"{seconds[name]:.0f}"] for name, row in numbers.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=120_000)
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after about so long")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--only", choices=[target.name for target in TARGETS])
+    parser.add_argument("--only", choices=TARGETS)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/fuzz.md")
     options = parser.parse_args()
-    started = time.monotonic()
-    outcome = fuzz(options.count, start=options.start, seconds=options.seconds, only=options.only, say=say)
+    targets = [target for target in TARGETS.values() if options.only in (None, target.name)]
+    numbers: dict[str, tuple[float, ...]] = {}
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for target in targets:
+        started = time.monotonic()
+        count = round(options.count * target.share / sum(target.share for target in targets))
+        counts, findings = fuzz(target.name, range(options.start, options.start + max(1, count)))
+        spent = time.monotonic() - started
+        became = (counts[kind] for kind in ("refused", "read", "same"))
+        numbers[target.name] = (sum(counts.values()), *became, len(findings), spent)
+        print(f"{target.name}: {sum(counts.values()):,} mutations in {spent:.0f} s", file=sys.stderr, flush=True)
+        for finding in findings:
+            kinds.setdefault((finding.target, finding.what), []).append(finding)
+    numbers["all"] = tuple(map(sum, zip(*numbers.values(), strict=True)))
     header = ("format", "mutations", "refused", "read", "unchanged", "defects", "seconds")
-    shown = table(header, rows(outcome))
+    shown = table(header, [[name, *(f"{number:,.0f}" for number in row)] for name, row in numbers.items()])
     print(shown)
-    for what, count in Counter((each.target, each.what) for each in outcome.findings).most_common():
-        print(f"{count} x {what[0]}: {what[1]}")
-    kinds: dict[tuple[str, str], Finding] = {}
-    for each in outcome.findings:
-        if (key := (each.target, each.what)) not in kinds or len(each.data) < len(kinds[key].data):
-            kinds[key] = each
-    for each in kinds.values():
-        print(f"kept {save(each)}")
+    for (name, what), alike in kinds.items():
+        print(f"{len(alike)} x {name}: {what}; kept {save(alike[0])}")
     if options.write:
-        about = (
-            f"Mutations of valid files, read by orthomerge: {outcome.total:,} in {time.monotonic() - started:.0f} s."
-        )
+        total, *_, seconds = numbers["all"]
+        about = f"Mutations of valid files, read by orthomerge: {total:,.0f} in {seconds:.0f} s."
         write_result("fuzz", {"# Fuzzing": about, "## What became of them": shown, "## Run": describe_run()})
-    sys.exit(bool(outcome.findings))
+    sys.exit(bool(kinds))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ something, `check` compares: with the reference library where there is one, else
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import warnings
@@ -61,7 +60,7 @@ def _tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def _canonical(tensors: dict[str, torch.Tensor]) -> Content:
+def canonical(tensors: dict[str, torch.Tensor]) -> Content:
     return {
         name: (str(t.dtype), tuple(t.shape), t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         for name, t in tensors.items()
@@ -73,14 +72,14 @@ def _read_weights(path: Path) -> Content:
     assert not isinstance(opened, Adapter)
     if opened.nbytes > _MOST:
         return {}
-    return _canonical({name: opened[name] for name in (*opened, *opened.aliases)})
+    return canonical({name: opened[name] for name in (*opened, *opened.aliases)})
 
 
 def _same_as_reference(folder: Path, result: Content) -> str | None:
     """What we accept, the reference implementation must read alike."""
     theirs: Content = {}
     for file in sorted(folder.glob("*.safetensors")):
-        theirs |= _canonical(load_reference(file.read_bytes()))
+        theirs |= canonical(load_reference(file.read_bytes()))
     return None if result == theirs else "the tensors are not those of the reference implementation"
 
 
@@ -127,19 +126,15 @@ def _check_adapter(folder: Path, result: dict[str, Any]) -> str | None:
     """Deltas are s B A, by the reference implementation's tensors and torch's product."""
     theirs = load_reference((folder / "adapter_model.safetensors").read_bytes())
     for name, (scaling, shape, transposed, delta) in result.items():
-        sides = {
-            side: [t for key, t in theirs.items() if f"{name.removesuffix('.weight')}.lora_{side}" in key]
-            for side in "AB"
-        }
+        stem = name.removesuffix(".weight")
+        a, b = ([value for key, value in theirs.items() if f"{stem}.lora_{side}" in key] for side in "AB")
         if not np.isfinite(scaling):
             return "a scale is not a finite number"
-        if delta is None or transposed or len(shape) != 2 or any(len(each) != 1 for each in sides.values()):
+        if delta is None or transposed or len(shape) != 2 or (len(a), len(b)) != (1, 1):
             continue
-        product = sides["B"][0].float().mul(scaling) @ sides["A"][0].float()
-        if (
-            not torch.allclose(product.reshape(-1), delta, rtol=1e-3, atol=1e-3, equal_nan=True)
-            and product.isfinite().all()
-        ):
+        product = (b[0].float().mul(scaling) @ a[0].float()).reshape(-1)
+        same = torch.allclose(product, delta, rtol=1e-3, atol=1e-3, equal_nan=True)
+        if not same and product.isfinite().all():
             return "the delta is not s B A"
     return None
 
@@ -167,7 +162,7 @@ def _same_as_torch(folder: Path, result: Content) -> str | None:
         return None
     tensors = {n: t for n, t in theirs.items() if isinstance(t, torch.Tensor) and isinstance(n, str) and n in result}
     try:
-        return None if _canonical(tensors) == {n: result[n] for n in tensors} else "the tensors are not those of torch"
+        return None if canonical(tensors) == {n: result[n] for n in tensors} else "the tensors are not those of torch"
     except (RuntimeError, TypeError):  # kinds of tensors without bytes
         return None
 
@@ -210,10 +205,8 @@ def _read_recipe(folder: Path) -> list[Recipe]:
 
 
 def _check_recipe(folder: Path, result: list[Recipe]) -> str | None:
-    for recipe in result:
-        if not recipe.tasks or not isinstance(hash(recipe.method), int):
-            return "a recipe without experts"
-    return None
+    sound = all(recipe.tasks and isinstance(hash(recipe.method), int) for recipe in result)
+    return None if sound else "a recipe without experts"
 
 
 def _rows() -> list[tuple[str, str, str]]:
@@ -252,17 +245,12 @@ def _make_pictures(folder: Path) -> None:
     for kind in ("cat", "dog"):
         (folder / "task" / "train" / kind).mkdir(parents=True)
         picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        (folder / "task" / "train" / kind / "1.png").write_bytes(file.getvalue())
+        picture.save(folder / "task" / "train" / kind / "1.png")
 
 
-def _read_task_of(name: str) -> Callable[[Path], Any]:
-    def read(folder: Path) -> Any:
-        task = read_task(folder / name)
-        return task, {split: [part.inputs[place] for place in range(len(part))] for split, part in task.splits.items()}
-
-    return read
+def _read_task(folder: Path) -> Any:
+    task = read_task(next(folder.iterdir()))
+    return task, {split: [part.inputs[place] for place in range(len(part))] for split, part in task.splits.items()}
 
 
 def _check_task(folder: Path, result: Any) -> str | None:
@@ -285,13 +273,8 @@ def _make_output(folder: Path) -> None:
     save_file(body, folder / "base.safetensors")
     tuned = {"body.w": body["body.w"] + 0.1 * torch.randn(4, 4, generator=draw), "fc.weight": torch.ones(2, 4)}
     save_file(tuned, folder / "a.safetensors")
-    experts = orthomerge.open(
-        {"a": folder / "a.safetensors"},
-        base=folder / "base.safetensors",
-        family="generic",
-        prefix="body",
-        heads={"a": {"layers": ("fc",)}},
-    )
+    paths, heads = {"a": folder / "a.safetensors"}, {"a": {"layers": ("fc",)}}
+    experts = orthomerge.open(paths, base=folder / "base.safetensors", family="generic", prefix="body", heads=heads)
     orthomerge.merge(experts, method="average").save(folder / "out")
 
 
@@ -299,13 +282,13 @@ def _read_output(folder: Path) -> tuple[list[str], Model, Content]:
     """Verified or not, every byte of it is read; only what was verified becomes a model."""
     problems = verify_folder(folder / "out")
     model = read_model(folder / "out")
-    return problems, model, _canonical(dict(model.weights.blocks()))
+    return problems, model, canonical(dict(model.weights.blocks()))
 
 
 def _check_output(folder: Path, result: tuple[list[str], Model, Content]) -> str | None:
     """The files are a merge of one expert by average: what is read and verified must be that expert."""
     _, model, tensors = result
-    theirs = _canonical(load_reference((folder / "a.safetensors").read_bytes()))
+    theirs = canonical(load_reference((folder / "a.safetensors").read_bytes()))
     if [entry[2] for entry in tensors.values()] != [theirs["body.w"][2]]:
         return "the encoder is not what was written"
     labels = [model.head(task).labels for task in model.tasks]
@@ -328,11 +311,9 @@ def _make_experts(folder: Path) -> None:
         (folder / name).mkdir()
         config = {"model_type": "bert", "architectures": ["BertModel"], **sizes, **more}
         (folder / name / "config.json").write_text(json.dumps(config))
-        tokenizer = {
-            "model": {"type": "WordPiece", "vocab": {"a": 0, "b": 1}},
-            "added_tokens": [{"id": 2, "content": "c"}],
-        }
-        (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer | {"padding": name}))
+        words = {"type": "WordPiece", "vocab": {"a": 0, "b": 1}}
+        tokenizer = {"model": words, "added_tokens": [{"id": 2, "content": "c"}], "padding": name}
+        (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer))
         prefix = "" if name == "base" else "bert."
         tensors = {prefix + key: value + 0.01 * len(prefix) for key, value in encoder.items()}
         save_file(tensors | (head if prefix else {}), folder / name / "model.safetensors")
@@ -349,34 +330,27 @@ def _check_experts(folder: Path, experts: Experts) -> str | None:
 
 
 # fmt: off
-TARGETS = (
+_ROWS = (
     Target("safetensors", _make_safetensors, ("model.safetensors",), _read_weights, _same_as_reference, 22),
-    Target(
-        "shards", _make_shards,
-        ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
-        _read_weights, _same_as_reference, 12,
-    ),
-    Target(
-        "adapter", _make_adapter, ("adapter_config.json", "adapter_model.safetensors"),
-        _read_adapter, _check_adapter, 10,
-    ),
+    Target("shards", _make_shards,
+           ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+           _read_weights, _same_as_reference, 12),
+    Target("adapter", _make_adapter, ("adapter_config.json", "adapter_model.safetensors"),
+           _read_adapter, _check_adapter, 10),
     Target("pickle (zip)", _make_zip, ("pytorch_model.bin",), _read_weights, _same_as_torch, 14),
     Target("pickle (stream)", _make_stream, ("pytorch_model.bin",), _read_weights, _same_as_torch, 10),
     Target("recipe", _make_recipe, ("recipe.yaml", "mergekit.yaml"), _read_recipe, _check_recipe, 8),
-    Target("csv", _make_csv, ("task.csv",), _read_task_of("task.csv"), _check_task, 5),
-    Target("jsonl", _make_jsonl, ("task.jsonl",), _read_task_of("task.jsonl"), _check_task, 4),
-    Target("npz", _make_npz, ("task.npz",), _read_task_of("task.npz"), _check_task, 3),
-    Target("parquet", _make_parquet, ("task.parquet",), _read_task_of("task.parquet"), _check_task, 3, 3 << 30),
-    Target("pictures", _make_pictures, ("task/train/cat/1.png",), _read_task_of("task"), _check_task, 3),
-    Target(
-        "output", _make_output,
-        ("out/orthomerge.json", "out/orthomerge.local.json", "out/a/head.safetensors", "out/encoder.safetensors"),
-        _read_output, _check_output, 3,
-    ),
-    Target(
-        "experts", _make_experts,
-        ("expert/config.json", "base/config.json", "expert/tokenizer.json", "expert/model.safetensors"),
-        _read_experts, _check_experts, 3,
-    ),
+    Target("csv", _make_csv, ("task.csv",), _read_task, _check_task, 5),
+    Target("jsonl", _make_jsonl, ("task.jsonl",), _read_task, _check_task, 4),
+    Target("npz", _make_npz, ("task.npz",), _read_task, _check_task, 3),
+    Target("parquet", _make_parquet, ("task.parquet",), _read_task, _check_task, 3, 3 << 30),
+    Target("pictures", _make_pictures, ("task/train/cat/1.png",), _read_task, _check_task, 3),
+    Target("output", _make_output,
+           ("out/orthomerge.json", "out/orthomerge.local.json", "out/a/head.safetensors", "out/encoder.safetensors"),
+           _read_output, _check_output, 3),
+    Target("experts", _make_experts,
+           ("expert/config.json", "base/config.json", "expert/tokenizer.json", "expert/model.safetensors"),
+           _read_experts, _check_experts, 3),
 )
 # fmt: on
+TARGETS = {target.name: target for target in _ROWS}

@@ -70,6 +70,8 @@ _DATA = "--data two=world/two.csv --data three=world/three.csv"
 _PIXELS = "--data dark=world/dark.npz --data shape=world/shape.npz"
 _ALONE = f"{_DATA} --device cpu --no-references"  # commit 719347c scores experts only where their places are given
 _OWN = "--expert two=world/two --expert three=world/three"
+_OWN_IMAGES = "--expert dark=world/dark --expert shape=world/shape"
+_BOTH = f"both {_OWN} {_DATA}"  # a merge whose experts are folders
 _PLACES = "--base world/base --expert two=world/two --expert three=world/three.pth --expert four=world/four"
 _QUICK = "--set steps=4 --set look=2 --set batch=4 --device cpu -q"
 
@@ -87,14 +89,26 @@ def _fit(name: str, words: str) -> Command:
 
 
 def _align(name: str, words: str) -> Command:
-    """New heads for `both`, a merge whose experts are folders."""
-    line = f"align both {_OWN} {_DATA} {words} --device cpu --out {name} -q"
+    """New heads for a merge."""
+    line = f"align {words} --device cpu --out {name} -q"
     return Command(name, line, model=name, tolerance=SOLVED, same_bytes=False)
+
+
+def _evaluate(name: str, words: str, **more: Any) -> Command:
+    """Scores in a run folder."""
+    return Command(name, f"evaluate {words} --out run-{name}", run=f"run-{name}", **more)
+
+
+def _finetune(name: str, out: str, words: str) -> Command:
+    """A new expert."""
+    line = f"finetune --base world/base --data world/two.csv {words} --set device=cpu --out {out} -q"
+    return Command(name, line, model=out, tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False)
 
 
 def _refusal(name: str, line: str, exit_code: int, *says: str) -> Command:
     """A command that must write nothing and say why."""
-    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says)
+    out = "" if "--out" in line else " --out refused"
+    return Command(f"refuse-{name}", line + out, model="refused", run="refused", exit=exit_code, says=says)
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -103,8 +117,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect-adapter", "inspect world/four", says=("LoRA", r"classifier.weight +F32 \(4, 32\)")),
     Command("inspect-pth", "inspect world/three.pth", says=("three.pth", r"classifier.weight +F32 \(3, 32\)")),
     Command("plan", f"merge {_THREE} --method ties --out planned --dry-run", says=("no problems",)),
-    Command("methods", "list methods",
-            says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
+    Command("methods", "list methods", says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
     Command("aligners", "list aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
     # Merges without data; their three experts are a folder, a bare state dict and an adapter.
     _merge("average", f"{_THREE} --method average"),
@@ -125,10 +138,9 @@ COMMANDS: tuple[Command, ...] = (
     _merge("half", f"{_TWO} --method task_arithmetic --dtype float16"),
     _merge("shards", f"{_TWO} --method average --max-shard-size 40KB"),
     _merge("mean", f"{_TWO} --method task_arithmetic --set pooling=mean"),
-    _merge("ignore", "two=world/two-extra three=world/three --base world/base --set "
-           "'ignore=[bert.translation.*]' --method ties"),
-    _merge("gap", "two=world/two-gap three=world/three --base world/base --set missing=base "
+    _merge("ignore", "two=world/two-extra three=world/three --base world/base --set ignore=[bert.translation.*] "
            "--method ties"),
+    _merge("gap", "two=world/two-gap three=world/three --base world/base --set missing=base --method ties"),
     _merge("vector", "world/vector.yaml"),
     _merge("mergekit", "world/mergekit.yaml"),
     _merge("images", f"{_IMAGES} --method ties"),
@@ -142,79 +154,66 @@ COMMANDS: tuple[Command, ...] = (
     _fit("regmean", "--method regmean"),
     _fit("fisher", "--method fisher --set inputs=16"),
     # Aligned heads.
-    _align("align-auto", "--aligner auto"),
-    _align("align-ridge", "--aligner ridge"),
-    _align("align-orthogonal", "--aligner orthogonal"),
-    _align("align-linear", "--aligner linear --limit 20 --seed 1"),
-    _align("align-c", "--aligner aligned-c --set epochs=3"),
-    _align("align-surgery", "--aligner surgery --set steps=5 --set rank=2"),
-    Command("align-images", f"align images {_PIXELS} --expert dark=world/dark --expert shape=world/shape --aligner "
-            "ridge --device cpu --out align-images -q", model="align-images", tolerance=SOLVED, same_bytes=False),
-    Command("align-bare", f"align ties {_PLACES} {_DATA} --data four=world/four.csv --aligner ridge --device cpu "
-            "--out align-bare -q", model="align-bare", tolerance=SOLVED, same_bytes=False),
+    _align("align-auto", f"{_BOTH} --aligner auto"),
+    _align("align-ridge", f"{_BOTH} --aligner ridge"),
+    _align("align-orthogonal", f"{_BOTH} --aligner orthogonal"),
+    _align("align-linear", f"{_BOTH} --aligner linear --limit 20 --seed 1"),
+    _align("align-c", f"{_BOTH} --aligner aligned-c --set epochs=3"),
+    _align("align-surgery", f"{_BOTH} --aligner surgery --set steps=5 --set rank=2"),
+    _align("align-images", f"images {_PIXELS} {_OWN_IMAGES} --aligner ridge"),
+    _align("align-bare", f"ties {_PLACES} {_DATA} --data four=world/four.csv --aligner ridge"),
     # Scores.
-    Command("evaluate", f"evaluate both align-ridge {_OWN} {_DATA} --protocol current --protocol knn --protocol probe "
-            "--device cpu --out run-scores", run="run-scores", says=("task_arithmetic", "expert", "knn", "probe")),
-    Command("evaluate-shots", f"evaluate both {_OWN} {_DATA} --protocol aligned-c --protocol knn --aligner ridge "
-            "--shots 2 --seeds 2 --device cpu --out run-shots", run="run-shots", tolerance=SOLVED,
-            # An expert distilled into itself has no gradient either.
-            noise="/expert/.*/aligned-c/"),
-    Command("evaluate-images", f"evaluate images {_PIXELS} --expert dark=world/dark --expert shape=world/shape "
-            "--protocol current --protocol knn --device cpu --out run-images", run="run-images"),
-    Command("evaluate-mean", f"evaluate mean {_ALONE} --protocol current --out run-mean", run="run-mean"),
-    Command("evaluate-half", f"evaluate half {_ALONE} --protocol current --protocol probe --out run-half",
-            run="run-half"),
-    Command("evaluate-json", f"evaluate both {_ALONE} --protocol current --json --out run-json", run="run-json",
-            says=(r'"records": \[',)),
+    _evaluate("evaluate", f"both align-ridge {_OWN} {_DATA} --protocol current --protocol knn --protocol probe "
+              "--device cpu", says=("task_arithmetic", "expert", "knn", "probe")),
+    _evaluate("evaluate-shots", f"{_BOTH} --protocol aligned-c --protocol knn --aligner ridge --shots 2 --seeds 2 "
+              # An expert distilled into itself has no gradient either.
+              "--device cpu", tolerance=SOLVED, noise="/expert/.*/aligned-c/"),
+    _evaluate("evaluate-images", f"images {_PIXELS} {_OWN_IMAGES} --protocol current --protocol knn --device cpu"),
+    _evaluate("evaluate-mean", f"mean {_ALONE} --protocol current"),
+    _evaluate("evaluate-half", f"half {_ALONE} --protocol current --protocol probe"),
+    _evaluate("evaluate-json", f"both {_ALONE} --protocol current --json", says=(r'"records": \[',)),
     # Diagnosis, page.
     Command("diagnose", f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
-            "--out run-scores", run="run-scores", tolerance=SOLVED),
-    Command("report", "report run-scores --out page.html", says=("page.html",)),
+            "--out run-evaluate", run="run-evaluate", tolerance=SOLVED),
+    Command("report", "report run-evaluate --out page.html", says=("page.html",)),
     # Arithmetic with task vectors.
     Command("negate", f"negate {_TWO} {_DATA} --target two --heads probe --keep 0.5 --grid 0.25,0.5 --device cpu "
             "--out negate -q", model="negate", says=("two",), tolerance=SOLVED),
     Command("analogy", f"analogy {_TWO} four=world/four --data other=world/three.csv --of "
             "two:four::three --grid 0.5,1 --device cpu --out analogy -q", model="analogy"),
     # Experts.
-    Command("finetune", "finetune --base world/base --data world/two.csv --set steps=3 --set batch=8 --set lr=0.001 "
-            "--set device=cpu --out tuned -q", model="tuned", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
-    Command("finetune-lora", "finetune --base world/base --data world/two.csv --set mode=lora --set rank=2 --set "
-            "steps=3 --set batch=8 --set lr=0.01 --set device=cpu --out tuned-lora -q", model="tuned-lora",
-            tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
-    Command("finetune-linearised", "finetune --base world/base --data world/two.csv --set mode=linearised --set "
-            "steps=3 --set batch=8 --set lr=0.01 --set head_epochs=1 --set device=cpu --out tuned-linearised -q",
-            model="tuned-linearised", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
+    _finetune("finetune", "tuned", "--set steps=3 --set batch=8 --set lr=0.001"),
+    _finetune("finetune-lora", "tuned-lora",
+              "--set mode=lora --set rank=2 --set steps=3 --set batch=8 --set lr=0.01"),
+    _finetune("finetune-linearised", "tuned-linearised",
+              "--set mode=linearised --set steps=3 --set batch=8 --set lr=0.01 --set head_epochs=1"),
     # Handover.
     Command("export", "export align-ridge --task three --out exported", model="exported", tolerance=SOLVED),
     Command("verify", "inspect align-ridge --verify", says=("align-ridge",)),
     # Everything from one file.
-    Command("run", "run world/line.yaml --out run-line -q",
-            model="line", run="run-line", tolerance=SOLVED),
-    Command("sweep", "run world/sweep.yaml --out run-sweep -q",
-            run="run-sweep", tolerance=SOLVED),
+    Command("run", "run world/line.yaml --out run-line -q", model="line", run="run-line", tolerance=SOLVED),
+    Command("sweep", "run world/sweep.yaml --out run-sweep -q", run="run-sweep", tolerance=SOLVED),
     # Refusals: the message names what is wrong, and nothing is written.
-    _refusal("unknown-method", f"merge {_TWO} --method tise --out refused", 2, "tise", "ties"),
-    _refusal("unknown-option", f"merge {_TWO} --method ties --set densty=0.2 --out refused", 2, "densty", "density"),
-    _refusal("bad-option", f"merge {_TWO} --method ties --set density=7 --out refused", 2, "density", "7"),
-    _refusal("key-twice", "merge world/twice.yaml --out refused", 2, "'method' is given twice"),
-    _refusal("no-base", "merge two=world/two three=world/three --method ties --out refused", 2, "base"),
-    _refusal("no-checkpoint", "merge two=world/nowhere --base world/base --out refused", 3, "world/nowhere"),
-    _refusal("broken-file", "merge two=world/two-broken three=world/three --base world/base --out "
-             "refused", 3, "world/two-broken"),
-    _refusal("missing-tensor", "merge two=world/two-gap three=world/three --base world/base --out "
-             "refused", 4, "two", r"encoder\.layer\.1\.output\.LayerNorm", "missing: base"),
-    _refusal("extra-tensor", "merge two=world/two-extra three=world/three --base world/base --out "
-             "refused", 4, r"bert\.translation\.weight", "ignore"),
-    _refusal("other-family", "merge two=world/two dark=world/dark --base world/base --out refused",
-             4, "dark"),
+    _refusal("unknown-method", f"merge {_TWO} --method tise", 2, "tise", "ties"),
+    _refusal("unknown-option", f"merge {_TWO} --method ties --set densty=0.2", 2, "densty", "density"),
+    _refusal("bad-option", f"merge {_TWO} --method ties --set density=7", 2, "density", "7"),
+    _refusal("key-twice", "merge world/twice.yaml", 2, "'method' is given twice"),
+    _refusal("no-base", "merge two=world/two three=world/three --method ties", 2, "base"),
+    _refusal("no-checkpoint", "merge two=world/nowhere --base world/base", 3, "world/nowhere"),
+    _refusal("broken-file", "merge two=world/two-broken three=world/three --base world/base", 3, "world/two-broken"),
+    _refusal("missing-tensor", "merge two=world/two-gap three=world/three --base world/base", 4, "two",
+             r"encoder\.layer\.1\.output\.LayerNorm", "missing: base"),
+    _refusal("extra-tensor", "merge two=world/two-extra three=world/three --base world/base", 4,
+             r"bert\.translation\.weight", "ignore"),
+    _refusal("other-family", "merge two=world/two dark=world/dark --base world/base", 4, "dark"),
     _refusal("existing-output", f"merge {_TWO} --method average --out average", 5, "average", "--force"),
     _refusal("not-ours", f"merge {_TWO} --method average --out world --force", 5, "world"),
-    _refusal("wrong-labels", "evaluate both --data two=world/three.csv --device cpu --out refused", 4, "two"),
-    _refusal("no-labels", "evaluate both --data two=world/unlabelled.csv --device cpu --out refused", 2, "label"),
-    _refusal("no-data", "evaluate both --data two=world/nothing.csv --device cpu --out refused", 3, "nothing.csv"),
-    _refusal("unknown-task", f"align both {_OWN} --data tow=world/two.csv --out refused", 2, "tow", "two"),
-    _refusal("not-an-output", f"align world/two {_OWN} {_DATA} --out refused", 3, "world/two"),
-    _refusal("data-for-nothing", f"merge {_TWO} {_DATA} --method ties --out refused", 2, "ties", "--data"),
-    _refusal("surgery-export", "export align-surgery --task two --out refused", 2, "surgery"),
-    _refusal("plan-problems", f"merge {_TWO} --method tise --out refused --dry-run", 2, "tise", "ties"),
+    _refusal("wrong-labels", "evaluate both --data two=world/three.csv --device cpu", 4, "two"),
+    _refusal("no-labels", "evaluate both --data two=world/unlabelled.csv --device cpu", 2, "label"),
+    _refusal("no-data", "evaluate both --data two=world/nothing.csv --device cpu", 3, "nothing.csv"),
+    _refusal("unknown-task", f"align both {_OWN} --data tow=world/two.csv", 2, "tow", "two"),
+    _refusal("not-an-output", f"align world/two {_OWN} {_DATA}", 3, "world/two"),
+    _refusal("data-for-nothing", f"merge {_TWO} {_DATA} --method ties", 2, "ties", "--data"),
+    _refusal("surgery-export", "export align-surgery --task two", 2, "surgery"),
+    _refusal("plan-problems", f"merge {_TWO} --method tise --dry-run", 2, "tise", "ties"),
 )  # fmt: skip

@@ -6,14 +6,14 @@
     score/MODEL/TASK/...       value, interval and number of inputs of a record; predicted/... the classes
     verdict, number/NAME, figure/KEY    a diagnosis
 
-Only `read_output` knows the layout of a model folder.
+Only `read_model` knows the layout of a model folder.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,63 +22,39 @@ import torch
 from safetensors.torch import load_file
 
 Value = torch.Tensor | float | str
-Tensors = dict[str, torch.Tensor]
-_PREFIXES = ("bert.", "vit.")
 
 
-@dataclass
-class Output:
-    """A model folder: the encoder's tensors, and those of each task's head."""
-
-    encoder: Tensors = field(default_factory=dict)
-    heads: dict[str, Tensors] = field(default_factory=dict)
-    extra: dict[str, Tensors] = field(default_factory=dict)
-    labels: dict[str, list[str]] = field(default_factory=dict)
-
-
-def read_output(folder: Path) -> Output:
+def read_model(folder: Path) -> dict[str, Value]:
     """Read a folder that `merge`, `align`, `export` or `finetune` wrote, in the layout of 0.1.0 or the one after it.
 
     Layout of 0.1.0: encoder/model.safetensors, heads/TASK/head.safetensors with labels.json.
     Layout after it: encoder.safetensors with stock names, TASK/head.safetensors and TASK/config.json.
     An export or an expert is a stock classifier, or an adapter: its head has the task "".
     """
-    output = Output()
     if (folder / "encoder").is_dir():
-        _add(output, "", _load(folder / "encoder", "*.safetensors"))
+        files = folder.glob("encoder/*.safetensors")
         places = {path.name: path for path in sorted((folder / "heads").iterdir())}
     elif any(folder.glob("encoder*.safetensors")):
-        _add(output, "", _load(folder, "encoder*.safetensors"))
+        files = folder.glob("encoder*.safetensors")
         places = {path.parent.name: path.parent for path in sorted(folder.glob("*/head.safetensors"))}
     else:
-        _add(output, "", _load(folder, "*.safetensors"))
-        places = {"": folder}
-    for task, place in places.items():
-        for name, kept in (("head", output.heads), ("extra", output.extra)):
-            if (place / f"{name}.safetensors").is_file():
-                tensors = load_file(place / f"{name}.safetensors")
-                kept[task] = {_head_name(key): value for key, value in tensors.items()}
-        output.labels[task] = _labels(place)
-    return output
+        files, places = folder.glob("*.safetensors"), {"": folder}
+    tensors = {_name(key): value for path in files for key, value in load_file(path).items()}
+    values: dict[str, Value] = dict(sorted(tensors.items()))
+    for kind in ("head", "extra"):
+        for task, place in places.items():
+            path = place / f"{kind}.safetensors"
+            read = load_file(path) if path.is_file() else {}
+            values |= {f"{kind}/{task}/{_head_name(key)}": value for key, value in read.items()}
+    return values | {f"labels/{task}": " ".join(_labels(place)) for task, place in places.items()}
 
 
-def _load(folder: Path, pattern: str) -> Tensors:
-    """All tensors of a model, from one file or from shards."""
-    tensors: Tensors = {}
-    for path in sorted(folder.glob(pattern)):
-        tensors |= load_file(path)
-    return tensors
-
-
-def _add(output: Output, task: str, tensors: Tensors) -> None:
-    """Put each tensor where it belongs by its name."""
-    for key, value in tensors.items():
-        stem = key.removeprefix("base_model.model.")
-        if stem.startswith("classifier."):
-            output.heads.setdefault(task, {})[_head_name(stem)] = value
-        else:
-            prefix = next((each for each in _PREFIXES if stem.startswith(each)), "")
-            output.encoder[stem.removeprefix(prefix)] = value
+def _name(key: str) -> str:
+    """The name of a tensor of a whole model."""
+    stem = key.removeprefix("base_model.model.")
+    if stem.startswith("classifier."):
+        return f"head//{_head_name(stem)}"
+    return f"encoder/{re.sub('^(bert|vit)[.]', '', stem)}"
 
 
 def _head_name(key: str) -> str:
@@ -101,11 +77,7 @@ def observe(model: Path | None, run: Path | None) -> dict[str, Value]:
     """Everything that a command is compared by; a folder that is not there gives nothing."""
     values: dict[str, Value] = {}
     if model is not None and model.is_dir():
-        output = read_output(model)
-        values |= {f"encoder/{key}": value for key, value in sorted(output.encoder.items())}
-        for kind, tasks in (("head", output.heads), ("extra", output.extra)):
-            values |= {f"{kind}/{task}/{key}": each for task, all_ in tasks.items() for key, each in all_.items()}
-        values |= {f"labels/{task}": " ".join(labels) for task, labels in output.labels.items()}
+        values |= read_model(model)
     if run is not None and (run / "records.jsonl").is_file():
         values |= _records(run)
     if run is not None and (run / "diagnosis.json").is_file():

@@ -196,22 +196,14 @@ def _vit_shapes() -> dict[str, tuple[int, ...]]:
         "embeddings.patch_embeddings.projection.weight": (WIDTH, 3, 4, 4),
         "embeddings.patch_embeddings.projection.bias": (WIDTH,),
     }
-    for layer in range(LAYERS):
-        at = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            shapes |= _linear(f"{at}.attention.attention.{part}", WIDTH, WIDTH)
-        shapes |= _linear(f"{at}.attention.output.dense", WIDTH, WIDTH)
-        shapes |= _linear(f"{at}.intermediate.dense", WIDE, WIDTH) | _linear(f"{at}.output.dense", WIDTH, WIDE)
-        shapes |= _norm(f"{at}.layernorm_before") | _norm(f"{at}.layernorm_after")
-    return shapes | _norm("layernorm")
-
-
-def _linear(name: str, out: int, inward: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (out, inward), f"{name}.bias": (out,)}
-
-
-def _norm(name: str) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (WIDTH,), f"{name}.bias": (WIDTH,)}
+    square = ("attention.query", "attention.key", "attention.value", "output.dense")
+    parts = {f"attention.{part}": (WIDTH, WIDTH) for part in square}
+    parts |= {"intermediate.dense": (WIDE, WIDTH), "output.dense": (WIDTH, WIDE)}
+    layer: dict[str, tuple[int, ...]] = {**parts, "layernorm_before": (WIDTH,), "layernorm_after": (WIDTH,)}
+    modules = {f"encoder.layer.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
+    for name, shape in {**modules, "layernorm": (WIDTH,)}.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return shapes
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
