@@ -13,7 +13,7 @@ from tests.calling import call, refused
 import orthomerge
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.cli.printing import show, shown
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table, number
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
@@ -43,6 +43,8 @@ def test_merge_inspect_export(berts: Path, tmp_path: Path) -> None:
     assert "heads: two (2), three (3)" in text
     assert json.loads((out / "orthomerge.json").read_text())["method"]["parameters"] == {"density": 0.5, "scale": 0.8}
     assert "as it was written" in call("inspect", out, "--verify").stdout
+    assert json.loads(call("inspect", berts / "three", "--json").stdout)["labels"] == ["three-0", "three-1", "three-2"]
+    assert "sha256" not in call("inspect", berts / "three", "--headers").stdout
     described = json.loads(call("inspect", out, "--json").stdout)
     assert (described["problems"], described["tasks"]["two"]["stock_class"]) == ([], "BertForSequenceClassification")
     assert "--verify reads every file" in refused("inspect", out, "--verify", "--headers", code=2)
@@ -104,15 +106,6 @@ def test_a_dry_run_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
     exists = json.loads(call(*words, "--method", "average", "--out", tmp_path, "--json", code=5).stdout)
     assert "exists already" in exists["problems"][0]["what"]
-
-
-def test_inspect_a_checkpoint(berts: Path) -> None:
-    document = json.loads(call("inspect", berts / "three", "--json").stdout)
-    assert (document["family"], document["non_finite"]) == ("bert", {})
-    assert document["head"] == {"classifier.bias": [3], "classifier.weight": [3, 32]}
-    assert document["labels"] == ["three-0", "three-1", "three-2"]
-    assert len(document["files"]["model.safetensors"]["sha256"]) == 64
-    assert "sha256" not in call("inspect", berts / "three", "--headers").stdout
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_tables_on_a_terminal(
 def test_progress_on_a_terminal_and_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(report: Watch) -> str:
+    def work(report: Progress) -> str:
         report.begin("merge", place=1, count=2)
         report.stage("merging", 10_000_000)
         report.advance(10_000_000)

@@ -6,8 +6,6 @@ write new weights after each step of the optimiser.
 Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -124,6 +122,15 @@ class Mask(Gates):
 
     def measures(self) -> dict[str, float]:
         return {"masked": masked_share(self.values, self._delta)}
+
+    def masked_by_tensor(self, layout: Layout) -> dict[str, dict[str, int]]:
+        """Count nonzero elements of the vector, and those whose mask is less than half of `cap`, by tensor."""
+        nonzero = self._delta != 0
+        masked = nonzero & (self.values < 0)
+        return {
+            name: {"masked": int(masked[place].sum()), "of": int(nonzero[place].sum())}
+            for name, place in layout.places.items()
+        }
 
 
 def masked_share(logits: torch.Tensor, vector: torch.Tensor) -> float:

@@ -6,23 +6,16 @@ orthogonal to this one, and the task vectors of experts of one other base have a
 Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta_0.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError
 from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.merging.kinds import Site
-from orthomerge.merging.vectors import TILE
+from orthomerge.merging.vectors import TILE, TaskVectors
+from orthomerge.models.experts import Experts
 from orthomerge.models.split import TIED
-
-if TYPE_CHECKING:
-    from orthomerge.merging.vectors import TaskVectors
-    from orthomerge.models.experts import Experts
-
 
 # cos(theta_t, theta_0): experts of one base stay within a few degrees of it, others are orthogonal.
 _LEAST_COSINE = 0.3
