@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import COUNTS, PROCESSOR, Toy
-from tests.evaluation.making import (
+from tests.analysis.making import (
     CHEAP,
+    COUNTS,
     CURRENT,
+    PROCESSOR,
     PROTOCOLS,
+    Toy,
     average,
     encoded,
     experts,
