@@ -75,24 +75,21 @@ def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator
     def begin(artifact: Artifact) -> None:
         work.progress.begin(artifact.name, place=places[artifact.key], count=len(places))
 
-    def end(done: Done) -> None:
+    def end(done: Done) -> Done:
         name, seconds, place = done.artifact.name, done.entry.seconds, places[done.artifact.key]
         work.progress.end(name, place=place, count=len(places), seconds=seconds, found=done.found)
+        return done
 
     for artifact in list(missing.values()):
         if (entry := work.store.get(artifact.key)) is not None:
             del missing[artifact.key]
             begin(artifact)
-            done = Done(artifact, entry, found=True)
-            yield done
-            end(done)
+            yield end(Done(artifact, entry, found=True))
     breaks = 0
     while missing:
         try:
             with engine() as executor:
-                for done in _make(missing, work, executor, begin):
-                    yield done
-                    end(done)
+                yield from map(end, _make(missing, work, executor, begin))
         except BrokenExecutor as error:
             breaks += 1
             if breaks > _MOST_BREAKS:
@@ -104,30 +101,24 @@ def _make(
 ) -> Iterator[Done]:
     """Make the missing artifacts, and remove each from `missing` when it is in the store."""
     waiting = {key: missing.keys() & artifact.needs for key, artifact in missing.items()}
-    running = dict[Future[Any], str]()
-    failure: ArtifactError | None = None
+    running = dict[Future[Any], Artifact]()
     while waiting or running:
         ready = next((key for key, needs in waiting.items() if not needs), None)
         if ready is not None:
             del waiting[ready]
             begin(missing[ready])
-            running[executor.submit(make_artifact, work, missing[ready])] = ready
+            running[executor.submit(make_artifact, work, missing[ready])] = missing[ready]
         for future in wait(running, timeout=None if ready is None else 0, return_when=FIRST_COMPLETED).done:
-            key = running.pop(future)
-            artifact, error, entry = missing[key], future.result(), work.store.get(key)
+            artifact, error = running.pop(future), future.result()
             if error is not None:
-                failure = failure or ArtifactError(artifact, error)
-                waiting.clear()
-                running = {other: name for other, name in running.items() if not other.cancel()}
-                continue
-            if entry is None:
-                raise OutputError(f"{work.store.content(key)} is not what was written; check the disk")
-            del missing[key]
-            yield Done(artifact, entry, found=False)
+                for other in running:
+                    other.cancel()
+                wait(running)  # what they make is in the store for the next run
+                raise ArtifactError(artifact, error)
+            del missing[artifact.key]
             for needs in waiting.values():
-                needs.discard(key)
-    if failure is not None:
-        raise failure
+                needs.discard(artifact.key)
+            yield Done(artifact, work.entry(artifact.key), found=False)
 
 
 def make_artifact(work: Work, artifact: Artifact) -> Exception | None:

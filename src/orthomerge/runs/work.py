@@ -32,7 +32,7 @@ from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
 from orthomerge.runs.recipe import Merge, Recipe
 from orthomerge.runs.sections import Align, Evaluate, Fit, Report
-from orthomerge.runs.store import Store
+from orthomerge.runs.store import Entry, Store
 
 STORE = ".store"
 MODEL = "model"  # folder of the model in a result
@@ -88,11 +88,15 @@ class Work:
         how = Encoding(device=self.section.device, batch=self.section.batch)
         return EncodedTasks(tasks, teachers, how, self.progress)
 
-    def folder(self, key: str) -> Path:
-        """Return the folder of a result, which must be in the store."""
-        if self.store.get(key) is None:
+    def entry(self, key: str) -> Entry:
+        """Return a result, which must be in the store."""
+        entry = self.store.get(key)
+        if entry is None:
             raise OutputError(f"{self.store.content(key)} is missing or was changed; run the same command again")
-        return self.store.content(key)
+        return entry
+
+    def folder(self, key: str) -> Path:
+        return self.store.content(self.entry(key).key)
 
     def model(self, key: str) -> Model:
         """Return the model of a result with its experts; it is read once per process."""
