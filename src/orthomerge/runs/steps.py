@@ -25,7 +25,7 @@ PAGE = "report.html"
 def run_artifacts(work: Work) -> Iterator[Artifact]:
     """Yield every artifact of a recipe without a sweep, in order."""
     recipe, places = work.recipe, model_places(work)
-    merged = merge_key(recipe, recipe.merge, work.experts)
+    merged = merge_key(recipe, work.experts)
     models = [merged]
     yield Artifact(merged, "merge", make_merge, options={"key": merged}, model=places[0])
     if recipe.align is not None:
@@ -59,7 +59,7 @@ def page_artifact(work: Work, needs: Sequence[str]) -> Iterator[Artifact]:
 def make_merge(place: Path, work: Work, *, key: str) -> None:
     """Merge or fit; an interrupted fit continues from its state beside the entry."""
     recipe, state = work.recipe, state_folder(work.store.content(key).parent, "fitting")
-    model = merge(work.experts, recipe.merge, state=state, progress=work.progress)
+    model = merge(work.experts, recipe, state=state, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
     clear_state(state)
 

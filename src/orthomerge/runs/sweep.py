@@ -78,7 +78,7 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     splits, scores = splits_of(sweep, section.support, work.encoded.tasks), list[str]()
     for name, variant in _models(recipe).items():
         keep = sweep.keep and name not in REFERENCES
-        merged = merge_key(recipe, variant.merge(recipe), work.experts)
+        merged = merge_key(variant.recipe(recipe), work.experts)
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
         scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
         options = {"variant": variant, "splits": splits, "keep": keep}
@@ -177,7 +177,7 @@ def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
     if variant.name == "base":
         return Subject("base", dict.fromkeys(tasks, experts.base.with_heads(experts.heads)))
     work.progress.stage("merging", None)
-    model = merge(experts, variant.merge(recipe), progress=work.progress)
+    model = merge(experts, variant.recipe(recipe), progress=work.progress)
     if kept is not None:
         write_weights(model, kept / MODEL, recipe, progress=work.progress)
         model = replace(read_model(kept / MODEL), origin=model.origin)  # not computed again

@@ -30,7 +30,7 @@ from orthomerge.models.manifest import README
 from orthomerge.models.model import Model
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
-from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Align, Evaluate, Fit, Report
 from orthomerge.runs.store import Entry, Store
 
@@ -112,11 +112,11 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def merge_key(recipe: Recipe, merge: Merge, experts: Experts) -> str:
-    """Return the key of a merge or fit of a recipe's experts."""
-    options = {name: value for name, value in vars(merge).items() if name != "device"}
-    fit = None if merge.fit is None else section_content(merge.fit)
-    return key_of({**options, "fit": fit}, _experts_content(recipe, experts), recipe.max_shard_size)
+def merge_key(recipe: Recipe, experts: Experts) -> str:
+    """Return the key of the merge or fit of a recipe, without alignment."""
+    options = [getattr(recipe, name) for name in ("method", "parameters", "vector", "dtype", "seed", "max_shard_size")]
+    fit = None if recipe.fit is None else section_content(recipe.fit)
+    return key_of(options, fit, _experts_content(recipe, experts))
 
 
 def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
