@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from orthomerge.evaluation.evaluate import Subject, score
+from orthomerge.evaluation.evaluate import Subject, references_of, score
 from orthomerge.evaluation.records import read_records
 from orthomerge.evaluation.scale import scale_curve
 from orthomerge.evaluation.scores import RECORDS
@@ -25,7 +25,7 @@ PAGE = "report.html"
 def run_artifacts(work: Work) -> Iterator[Artifact]:
     """Yield every artifact of a recipe without a sweep, in order."""
     recipe, places = work.recipe, model_places(work)
-    merged = merge_key(recipe, work.experts)
+    merged = merge_key(recipe, work.experts_key)
     models = [merged]
     yield Artifact(merged, "merge", make_merge, options={"key": merged}, model=places[0])
     if recipe.align is not None:
@@ -73,13 +73,9 @@ def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> Non
 
 def make_records(place: Path, work: Work, *models: str) -> None:
     """Score models, base and experts; protocols that need the expert score only base and merge."""
-    section, encoded, experts = work.section, work.encoded, work.experts
-    subjects = []
-    if section.references and experts.has_base:
-        subjects.append(Subject("base", dict.fromkeys(encoded.tasks, experts.base.with_heads(experts.heads))))
-    if section.references:
-        subjects.append(Subject("expert", encoded.teachers))
-    subjects += [Subject.of(work.model(key), encoded.tasks) for key in models]
+    section, encoded = work.section, work.encoded
+    references = references_of(work.experts, encoded.tasks).values() if section.references else ()
+    subjects = [*references, *(Subject.of(work.model(key), encoded.tasks) for key in models)]
     unaligned = ("base", work.recipe.method)
     protocols = [
         replace(protocol, models=unaligned) if "expert" in protocol.needs else protocol

@@ -15,7 +15,7 @@ from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.comparisons import Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate
+from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate, references_of
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
 from orthomerge.evaluation.scores import Scores, put_predictions, read_predictions
@@ -78,7 +78,7 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     splits, scores = splits_of(sweep, section.support, work.encoded.tasks), list[str]()
     for name, variant in _models(recipe).items():
         keep = sweep.keep and name not in REFERENCES
-        merged = merge_key(variant.recipe(recipe), work.experts)
+        merged = merge_key(variant.recipe(recipe), work.experts_key)
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
         scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
         options = {"variant": variant, "splits": splits, "keep": keep}
@@ -172,10 +172,8 @@ def _recording(failures: list[Failure], *cells: Failure) -> Iterator[None]:
 def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
     """Return the subject to score, with its weights computed. `kept`: a folder to write the model to."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
-    if variant.name == "expert":
-        return Subject("expert", work.encoded.teachers)
-    if variant.name == "base":
-        return Subject("base", dict.fromkeys(tasks, experts.base.with_heads(experts.heads)))
+    if variant.name in REFERENCES:
+        return references_of(experts, tasks)[variant.name]
     work.progress.stage("merging", None)
     model = merge(experts, variant.recipe(recipe), progress=work.progress)
     if kept is not None:

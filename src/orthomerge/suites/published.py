@@ -21,7 +21,7 @@ import torch
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.labels import check_rows
-from orthomerge.data.reading import read_task, split_off
+from orthomerge.data.reading import read_task, sources_of, split_off
 from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
@@ -123,13 +123,9 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 def _clip_task(name: str, data: Path | None) -> Task:
     """Read a task; its labels are replaced by the class names for its prompts."""
-    source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
+    source = _CLIP_DATA.get(name, f"tanganke/{name}")
     if data is not None:
-        paths = [data / f"{text}{end}" for text in (name, name.replace("-", "_")) for end in ("", ".npz")]
-        existing = [path for path in paths if path.exists()]
-        if not existing:
-            raise CheckpointError(f"{data} has no {name!r}; add a folder of pictures, a dataset or {name}.npz")
-        source = existing[0]
+        source = next(iter(sources_of(data, (name, name.replace("-", "_"))).values()))
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
 
