@@ -183,15 +183,11 @@ def test_vision8(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("one_step")
 def test_text8(berts: Path, tmp_path: Path) -> None:
     for name in SUITES["text8"].tasks:
+        texts = [(f"{name} a {kind} film", label) for label, kind in enumerate(("bad", "good"))]
         rows = [
-            {
-                "split": split,
-                "text": f"{name} a {'good' if n % 2 else 'bad'} film",
-                "label": n % 2,
-                "label_name": "ab"[n % 2],
-            }
+            {"split": split, "text": text, "label": label, "label_name": "ab"[label]}
             for split, count in SPLITS.items()
-            for n in range(count)
+            for text, label in texts * (count // 2)
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     options: dict[str, Any] = {"folder": tmp_path / "suite", "data": tmp_path, "base": str(berts / "base")}

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.evaluate import Subject, references_of, score
-from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.records import Record, read_records
 from orthomerge.evaluation.scale import scale_curve
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.writing import plain, rewrite_card
 from orthomerge.runs.driver import Artifact
 from orthomerge.runs.models import align, merge, write_weights
 from orthomerge.runs.sections import Align, protocols_of
@@ -115,3 +119,26 @@ def make_page(place: Path, work: Work, *_: str) -> None:
 
     if (work.run / RECORDS).stat().st_size:
         report(work.run, place / PAGE, title=work.title, progress=work.progress)
+
+
+def place_scores(out: Path, title: str, records: Sequence[Record]) -> None:
+    """Write the scores of the model called `title` on its card."""
+    evaluation = evaluation_of(title, records)
+    if read_manifest(out).get("evaluation") != plain(evaluation):
+        rewrite_card(out, evaluation)
+
+
+def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the block `evaluation` of a manifest: scores by `current` beside base and experts; None without scores."""
+    current = [record for record in records if record.protocol == "current" and record.aligner is None]
+    scores = [record for record in current if record.method == title]
+    if not scores:
+        return None
+    tasks: dict[str, dict[str, Any]] = {
+        record.task: {name: getattr(record, name) for name in ("value", "low", "high", "examples")} for record in scores
+    }
+    for record in current:
+        if record.method in ("expert", "base") and record.task in tasks:
+            tasks[record.task][record.method] = record.value
+    shared = {name: getattr(scores[0], name) for name in ("metric", "split", "access")}
+    return {"orthomerge": VERSION, **shared, "tasks": tasks}
