@@ -200,17 +200,14 @@ def _ray(count: int | None) -> Iterator[Executor]:
 
 def _imported(module: str, name: str) -> Callable[[], Executor]:
     """Import a function of a module that is installed or on PYTHONPATH; the working directory is not searched."""
-    before = list(sys.path)
+    before, here = list(sys.path), os.path.realpath(".")
     python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    here = os.path.realpath(".")
     sys.path[:] = [path for path in before if path and (path in python_path or os.path.realpath(path) != here)]
     try:
         function: Callable[[], Executor] = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"cannot import {name!r} of {module!r}: {error}; 'on' must be {_FORMS}, and the module must be installed "
-            "or on PYTHONPATH"
-        ) from error
+        fix = f"'on' must be {_FORMS}, and the module must be installed or on PYTHONPATH"
+        raise RecipeError(f"cannot import {name!r} of {module!r}: {error}; {fix}") from error
     finally:
         sys.path[:] = before
     if not callable(function):

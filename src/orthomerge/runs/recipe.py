@@ -97,7 +97,7 @@ class Recipe:
 
     @property
     def searches_scale(self) -> bool:
-        """Whether the scale is chosen on validation data: `scale: auto`."""
+        """Whether the scale is chosen on validation data."""
         return bool(self.parameters.get("scale") == "auto")
 
     def with_scale(self, scale: float) -> Recipe:

@@ -69,7 +69,6 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
 
 
 def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> None:
-    """Align the heads of the merge."""
     recipe = work.recipe
     model = align(work.model(merged), work.experts, section, seed=recipe.seed, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
