@@ -25,12 +25,10 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
-from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
-from orthomerge.models import model_data
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
@@ -124,8 +122,7 @@ def test_the_model_is_what_was_fitted(
     assert again.origin.access == "inductive"
 
 
-def test_a_fit_parses_each_header_once_and_builds_one_module(berts: Path, data: dict[str, str]) -> None:
-    model_data.release()
+def test_a_fit_parses_each_header_once_and_builds_one_module_per_model(berts: Path, data: dict[str, str]) -> None:
     with (
         mock.patch.object(safetensors, "_header", wraps=safetensors._header) as parse,
         mock.patch.object(Skeleton, "build", wraps=Skeleton.build) as build,
@@ -133,7 +130,7 @@ def test_a_fit_parses_each_header_once_and_builds_one_module(berts: Path, data: 
         experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
         assert tensors_of(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(None, "cpu")))
     headers = [call.args[0].path for call in parse.call_args_list]
-    assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 1)
+    assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 4)
 
 
 def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:
@@ -199,7 +196,7 @@ def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> N
     (tmp_path / "two" / "config.json").write_text(json.dumps(config))
     experts = open_named({"two": tmp_path / "two", "three": berts / "three"}, base=berts / "base")
     texts = Examples(["it was a very good film", "bad film"], None, "train")
-    setting = setting_of(experts, {"two": texts, "three": texts}, device=CPU)
+    setting = setting_of(experts, {"two": texts, "three": texts}, CPU, how=Encoding(device="cpu"))
     assert setting.inputs.pool.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
     for task in setting.tasks:
         setting.encoder.load(setting.tuned(task))

@@ -31,7 +31,6 @@ from orthomerge.evaluation.editing import (
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.scale import Span, arithmetic, span_of
-from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.families import generic
 from orthomerge.models.heads import Head, Linear
@@ -62,7 +61,7 @@ class Pairs:
 
 def span_by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
-    skeleton = Skeleton(Scaled(), {"weight": "weight"}, generic(""), {}, {"weight": Spec((2,), "F32")})
+    skeleton = Skeleton(Scaled(), {"weight": "weight"})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
     return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
 

@@ -33,7 +33,6 @@ class Gates:
 
     @property
     def size(self) -> int:
-        """Number of trained values."""
         return self.values.numel()
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:

@@ -82,7 +82,6 @@ def _about(manifest: dict[str, Any]) -> str:
 
 
 def _accuracy(manifest: dict[str, Any]) -> str:
-    """Table of the scores of the model, the experts and the base; empty without an evaluation."""
     scores = manifest.get("evaluation")
     if not scores:
         return ""
@@ -135,7 +134,6 @@ def _data(manifest: dict[str, Any]) -> str:
 
 
 def _use(manifest: dict[str, Any]) -> str:
-    """Code that loads and runs the model, with orthomerge and with stock transformers."""
     modality = _modality(manifest)
     lines = ["## Use", "", "```python", "import orthomerge", "", 'model = orthomerge.load("PATH")']
     if modality in _EXAMPLES:
@@ -150,7 +148,6 @@ def _use(manifest: dict[str, Any]) -> str:
 
 
 def _licences(manifest: dict[str, Any]) -> str:
-    """Table of the licences of base and experts, as stated in their model cards."""
     rows = [
         (role, _named(entry), _text(entry.get("license") or "unknown")) for role, entry in _entries(manifest).items()
     ]

@@ -110,7 +110,6 @@ class FeatureCache:
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
     def _prepare(self) -> None:
-        """Create the folder and check that it is writable before anything is computed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -123,7 +122,6 @@ class FeatureCache:
 
 
 def _read(path: Path, rows: int) -> torch.Tensor | None:
-    """Read the features of an entry; None if it is missing or damaged."""
     try:
         entries, seal = read_safetensors(path), read_metadata(path).get("seal")
         if list(entries) != ["values"]:

@@ -19,7 +19,7 @@ from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile, digest_of
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
-from orthomerge.models.skeleton import quiet, with_tower
+from orthomerge.models.skeleton import quiet, tower_config
 
 # Files of tokenizers and processors, which are copied with a model.
 COMPANIONS = (
@@ -29,7 +29,7 @@ COMPANIONS = (
 )  # fmt: skip
 DEFAULT_LENGTH = 128  # tokens per text, for heads without a maximum length
 _MOST_BYTES = 64 << 20
-_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
+_VOCABULARIES = (("tokenizer.json",), ("vocab.txt",), ("*.model",), ("vocab.json", "merges.txt"))
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # The positions of these model types start after the id of the padding token.
 _OFFSET = ("roberta", "xlm-roberta", "camembert")
@@ -77,7 +77,6 @@ class ProcessorSource:
         return self._loaded[length]
 
     def write(self, folder: Path) -> list[str]:
-        """Copy the files into a folder and return their names."""
         if self.live is not None:
             before = {path.name for path in folder.iterdir()}
             self.live.save_pretrained(folder)
@@ -89,14 +88,14 @@ class ProcessorSource:
         return list(self.files)
 
     def _text(self, copy: Path, max_length: int) -> TextProcessor:
-        config, where = with_tower(self.config, "text_config"), f"{self.folder or 'the live model'}"
+        config, where = tower_config(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("neither base nor experts have a tokenizer; copy its files to the base")
-        if not any(any(copy.glob(pattern)) for pattern in _VOCABULARIES):
+        if not any(all(any(copy.glob(name)) for name in names) for names in _VOCABULARIES):
             # transformers would make a tokenizer without any words.
             raise CheckpointError(
-                f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
-                "copy the tokenizer's files from the base"
+                f"{where} has no vocabulary (tokenizer.json, vocab.txt, a sentencepiece model, or vocab.json and "
+                "merges.txt); copy the tokenizer's files from the base"
             )
         named = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
         tokenizer = _load("AutoTokenizer", copy, f"the tokenizer of {where}", named=named)
@@ -122,7 +121,7 @@ class ProcessorSource:
         return TextProcessor(tokenizer, longest, segments, _digest_files(copy))
 
     def _image(self, copy: Path) -> ImageProcessor | PixelProcessor:
-        config, where = with_tower(self.config, "vision_config"), f"{self.folder or 'the model'}"
+        config, where = tower_config(self.config, "vision_config"), f"{self.folder or 'the model'}"
         channels = config.get("num_channels", 3)
         nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)
         if nested or (copy / _PREPROCESSOR).is_file():
@@ -139,7 +138,6 @@ class ProcessorSource:
 
 
 def load_processor(folder: Path, *, modality: Modality, max_length: int = DEFAULT_LENGTH) -> Processor:
-    """Load the processor in the folder of a model."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return ProcessorSource.of([folder], modality, config).processor(max_length)
 

@@ -174,14 +174,12 @@ def _write_task(
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors to one safetensors file."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
     write_shards(folder, {key: specs[key] for key in tensors}, blocks, max_bytes=2**62, stem=Path(name).stem)
 
 
 def _link(path: str | Path, target: str | Path) -> None:
-    """Hard-link a file to another path, or copy it if that is impossible."""
     try:
         os.link(path, target)
     except OSError:
