@@ -88,7 +88,7 @@ def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator
     breaks = 0
     while missing:
         try:
-            with engine() as executor:
+            with _safe_path(), engine() as executor:
                 yield from map(end, _make(missing, work, executor, begin))
         except BrokenExecutor as error:
             breaks += 1
@@ -151,21 +151,21 @@ def engine_of(on: On) -> Engine:
     if isinstance(on, Executor):
         return lambda: nullcontext(on)
     if not isinstance(on, str):
-        return partial(_started, on)
+        return on
     name, colon, detail = on.partition(":")
     start = {"process": _processes, "ray": _ray}.get(name)
     if start is not None and (not colon or (detail.isdecimal() and int(detail) > 0)):
         return partial(start, int(detail) if detail else None)
     if start is not None or not name or not detail:
         raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
-    return partial(_started, _imported(name, detail))
+    return _imported(name, detail)
 
 
 @contextmanager
 def _processes(count: int | None) -> Iterator[Executor]:
     """Start processes on this machine, which end with the run."""
     before = set(active_children())
-    with _safe_path(), ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         try:
             yield pool
         except BaseException:
@@ -189,7 +189,7 @@ def _ray(count: int | None) -> Iterator[Executor]:
         import ray
     except ImportError as error:
         raise RecipeError("--on ray needs Ray: install orthomerge[ray]") from error
-    with tempfile.TemporaryDirectory() as empty, _safe_path():
+    with tempfile.TemporaryDirectory() as empty:
         with chdir(empty):
             ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
@@ -213,12 +213,6 @@ def _imported(module: str, name: str) -> Callable[[], Executor]:
     if not callable(function):
         raise RecipeError(f"{module}:{name} must be a function that returns an Executor, got {type(function).__name__}")
     return function
-
-
-@contextmanager
-def _started(function: Callable[[], Executor]) -> Iterator[Executor]:
-    with _safe_path(), function() as executor:
-        yield executor
 
 
 @contextmanager
