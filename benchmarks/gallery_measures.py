@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from orthomerge.analysis.detail import Detail, sample
-from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points, figure_key
+from orthomerge.analysis.diagnosis import Curve, Diagnosis, Figure, Heat, Lines, Points, figure_key
 from orthomerge.analysis.recorded import fit_figures
 from orthomerge.api.diagnose import diagnose
 from orthomerge.core.device import device_of

@@ -90,7 +90,7 @@ def main() -> None:
     for table in accuracy_tables(records):
         show(table)
     done("evaluate")
-    means = {(line.method, line.title): line.mean for line in lines(records)}
+    means = {(line.method, line.way.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]
     paper, ours = means["task_arithmetic", "aligned-c"], means["task_arithmetic", "aligner auto"]
     moma, realign = (means[f"{method} from task_arithmetic", "current"] for method in ("moma", "realign"))

@@ -31,7 +31,6 @@ from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
 from orthomerge.models.skeleton import Skeleton
@@ -133,12 +132,6 @@ def test_a_fit_parses_each_header_once_and_builds_one_module_per_model(berts: Pa
     assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 4)
 
 
-def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:
-    first, second, third = (fit(experts, "moma", data, QUICK["moma"], device="cpu", seed=seed) for seed in (0, 0, 1))
-    assert same(first, second)
-    assert first.digest == second.digest != third.digest
-
-
 def test_test_inputs_make_it_transductive(experts: Experts, data: dict[str, str]) -> None:
     made = fit(experts, "regmean", data, {"inputs": 8}, device="cpu", split="test", limit=12)
     assert made.origin.access == "transductive"
@@ -150,13 +143,6 @@ def test_realign_is_what_inputs_without_a_method_mean(experts: Experts, data: di
     assert model.title == "realign"
     assert same(model, fit(experts, Realign(**FEW), data, device="cpu"))
     assert merge(experts).title == "task_arithmetic"
-
-
-def test_tasks_in_memory(experts: Experts) -> None:
-    some = Examples(["good film", "bad", "it was not very good a film"], None, "train")
-    tasks = {task: Task(task, head.labels, "text", {"train": some}) for task, head in experts.heads.items()}
-    made = fit(experts, "lm_cocktail", tasks, device="cpu")
-    assert made.origin.facts["fit"]["tasks"]["five"]["inputs"] == 3
 
 
 def test_heads_can_be_aligned_on_top(experts: Experts, data: dict[str, str]) -> None:
@@ -303,12 +289,3 @@ def test_heads_must_read_the_encoder_in_one_way(berts: Path, data: dict[str, str
         fit(open_named(named, base=berts / "base"), "realign", data, FEW, device="cpu")
     one = open_named(named, base=berts / "base", pooling="mean")
     assert fit(one, "lm_cocktail", data, {"inputs": 4}, device="cpu").title == "lm_cocktail"
-
-
-def test_features_come_from_the_cache(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
-    how = Encoding(cache=FeatureCache(tmp_path), device="cpu")
-    first = fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how)
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert files
-    assert same(fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how), first)
-    assert {path: path.stat().st_mtime_ns for path in files} == files

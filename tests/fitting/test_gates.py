@@ -106,6 +106,8 @@ def test_measures_count_elements_that_some_expert_changed() -> None:
     mask.values[:] = 1
     mask.values[:200] = -1
     assert mask.measures() == {"masked": 100 / 400}
+    by_tensor = mask.masked_by_tensor(Layout({"a": (64, 2), "b": (372,)}))
+    assert by_tensor == {"a": {"masked": 28, "of": 28}, "b": {"masked": 72, "of": 372}}
     assert Mask(numbers(0, P), torch.zeros(P)).measures() == {"masked": 0.0}
 
 

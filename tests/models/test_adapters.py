@@ -16,7 +16,7 @@ from tests.berts import HEADS
 from tests.models.making import batch_for, build, save, stock, tensors_of
 
 import orthomerge as om
-from orthomerge.core.errors import IncompatibleError, NumericalError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.experts import Experts
 from orthomerge.models.families import family
 from orthomerge.models.skeleton import quiet
@@ -99,6 +99,8 @@ def test_the_config_beside_an_adapter_is_used(berts: Path, folder: Path, tmp_pat
     (tmp_path / "two/config.json").write_text(json.dumps(config))
     head = om.open({"two": tmp_path / "two"}, base=berts / "base").heads["two"]
     assert (head.labels, head.pooling) == (("no", "yes"), "mean")
+    with pytest.raises(RecipeError, match="an adapter needs the model that the experts were fine-tuned from"):
+        om.merge({"two": tmp_path / "two"}, "average")
 
 
 def test_an_adapter_with_nan_is_refused(berts: Path, folder: Path, tmp_path: Path) -> None:

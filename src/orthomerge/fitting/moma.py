@@ -83,6 +83,8 @@ class Moma:
         course = loop.run(setting, gates, objective, inputs, held)
         trained = gates.size + sum(parameter.numel() for parameter in objective.parameters)
         facts: dict[str, Any] = {**gates.measures(), **objective.measures(), "trained": trained}
+        if isinstance(gates, Mask):
+            facts["masked_by_tensor"] = gates.masked_by_tensor(setting.layout)
         facts["ends"] = self._ends(setting, gates, objective, held)
         gates.write(setting.encoder.weights)
         return Fitted(setting.encoder.weights.cpu().clone(), objective.classifiers(), facts, tuple(course.rows))

@@ -130,7 +130,7 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
     failures = [failure for result in results for failure in result.failures]
     rows = rows_of(cells, records, validation, failures)
     failed = {(failure.name, failure.way) for failure in failures}
-    current = [line for line in lines(records) if line.title == "current" and (line.method, line.way) not in failed]
+    current = [line for line in lines(records) if line.way.title == "current" and (line.method, line.way) not in failed]
     references = {line.method: line.mean for line in current if line.method in REFERENCES}
     return Swept(len(cells), rows, best_of(rows), failures, references)
 
@@ -222,9 +222,7 @@ def make_tables(place: Path, work: Work, *scores: str) -> None:
         predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in scored}
         records += scored
     against = section.against if any(record.method == section.against for record in records) else None
-    comparisons = compare_records(
-        records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
-    )
+    comparisons = compare_records(records, predictions, against=against, margin=section.margin / 100)
     count = f"{len(swept.rows)} rows were scored on the same test inputs"
     notes = [*contamination_notes(work.encoded), f"{count}, so the best row is the best in hindsight; see sweep.md"]
     if failed:
