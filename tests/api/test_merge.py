@@ -202,9 +202,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"experts": {"two": 3}}, "the expert of 'two' must be a path, a hub id or a live model .* got int"),
     "a merged model as base": ({"base": 3.0}, "the base must be a path, a hub id or a live model .* got float"),
     "labels of nobody": ({"labels": {"tow": ["a"]}}, "'labels' names 'tow', which is no expert; did you mean 'two'"),
-    "labels as text": ({"labels": {"two": "ab"}}, "the 'labels' of 'two' must be a list of names, got one text"),
+    "labels as text": ({"labels": {"two": "ab"}}, "expert 'two': 'labels' must be list of text or nothing, got 'ab'"),
     "heads of nobody": ({"heads": {"tow": {}}}, "'heads' names 'tow'"),
-    "an odd head": ({"heads": {"two": {"layer": "x"}}}, "the head of 'two': unknown option 'layer'; did you mean"),
+    "an odd head": ({"heads": {"two": {"layer": "x"}}}, "expert 'two': 'head': unknown option 'layer'; did you mean"),
     "twice one name": ({"experts": ["a/two", "b/two"]}, "two experts have folders of the same name"),
     "an odd name": ({"experts": {"a/b": "x"}}, "'a/b' cannot name an expert and its folder; use letters"),
 }

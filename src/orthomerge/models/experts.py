@@ -9,7 +9,6 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
-from orthomerge.files.raw_file import RawFile
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
@@ -97,10 +96,7 @@ def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
         if "content" in entry or checkpoint.in_memory:  # a live model has no files to hash
             same = content_digest(experts.tensors(task), experts.family.prefix) == entry.get("content")
         else:
-            hashes = [file["hash"] for file in entry["files"]]
-            paths = [file.path for file in checkpoint.files] if hashes else []
-            digests = [RawFile(path).digest() for path in paths]
-            same = sorted(digests) == sorted(hashes)
+            same = sorted(file.digest() for file in checkpoint.files) == sorted(file["hash"] for file in entry["files"])
         if not same:
             raise IncompatibleError(
                 f"{_role(task)} at {checkpoint.path} is not the one that the model was made from: its hash differs; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,19 +107,14 @@ def opening_of(
                 raise RecipeError(f"'{option}' names {task!r}, which is no expert; {nearest(task, named)}")
     opened: dict[str, Expert] = {}
     for task, value in named.items():
-        expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
-        if task in labels:
-            if isinstance(labels[task], str):
-                raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text; put it in a list")
-            expert = replace(expert, labels=tuple(labels[task]))
-        if task in heads:
-            head = heads[task]
-            names = head if isinstance(head, HeadNames) else build(HeadNames, head, where=f"the head of {task!r}")
-            expert = replace(expert, head=names)
-        opened[task] = expert
-    return Opening(opened, None if base is None else reference("the base", base), **options), live_models(
-        {**named, "": base}
-    )
+        fields = (
+            dict(vars(value)) if isinstance(value, Expert) else {"path": reference(f"the expert of {task!r}", value)}
+        )
+        options_of_task = {"labels": labels.get(task), "head": heads.get(task)}
+        fields |= {name: option for name, option in options_of_task.items() if option is not None}
+        opened[task] = build(Expert, fields, where=f"expert {task!r}")
+    base_path = None if base is None else reference("the base", base)
+    return Opening(opened, base_path, **options), live_models({**named, "": base})
 
 
 def experts_by_name(words: Sequence[str]) -> dict[str, str]:

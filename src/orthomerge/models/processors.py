@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +47,7 @@ class ProcessorSource:
     files: tuple[str, ...] = ()
     live: Any = None
     hashes: Mapping[str, str] = field(default_factory=dict)
+    _loaded: dict[int, Processor] = field(default_factory=dict, init=False, repr=False)  # by maximum length
 
     @classmethod
     def of(cls, folders: Iterable[Path], modality: str, config: Mapping[str, Any]) -> ProcessorSource:
@@ -56,10 +56,6 @@ class ProcessorSource:
             if names := tuple(path.name for path in companions(folder)):
                 return cls(modality, config, folder, names)
         return cls(modality, config)
-
-    @cached_property
-    def _loaded(self) -> dict[int, Processor]:
-        return {}
 
     def processor(self, max_length: int | None = None) -> Processor:
         """Load the processor; texts are cut at `max_length` tokens or at the model's number of positions.
