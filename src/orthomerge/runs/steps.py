@@ -90,8 +90,7 @@ def make_records(place: Path, work: Work, *models: str) -> None:
 
 def make_diagnosis(place: Path, work: Work, merged: str, records: str, *, where: str) -> None:
     """Diagnose the merge. `where`: its folder, for the commands that the verdict suggests."""
-    from orthomerge.analysis.commands import suggested_commands
-    from orthomerge.analysis.diagnose import diagnose
+    from orthomerge.analysis.diagnose import diagnose, suggested_commands
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
 
     seed, data, encoded, search = work.recipe.seed, work.section.data, work.encoded, None
