@@ -10,13 +10,11 @@ from orthomerge.core.table import Table, plain
 
 
 @command(
+    "merge topic tone=tone.pth --base base --out merged",
+    "merge topic tone --base base --data texts --out merged",
+    "merge topic tone --base base --method ties --set density=0.3 -o out",
+    "merge topic tone --base base --dry-run",
     usage=("merge EXPERT... --base BASE --out FOLDER [OPTIONS]", "merge RECIPE.yaml [OUT] [OPTIONS]"),
-    examples=(
-        "merge topic tone=tone.pth --base base --out merged",
-        "merge topic tone --base base --data texts --out merged",
-        "merge topic tone --base base --method ties --set density=0.3 -o out",
-        "merge topic tone --base base --dry-run",
-    ),
 )
 def merge(
     *,
