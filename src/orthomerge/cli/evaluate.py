@@ -12,12 +12,10 @@ _PROTOCOLS = ("current", "knn", "aligned-c")
 
 
 @command(
+    "evaluate merged aligned --data texts --out run",
+    "evaluate merged --data topic=topic.csv --aligner ridge",
+    "evaluate --suite digits --method 'ties: density: 0.3'",
     usage=("evaluate MODEL... --data FOLDER [OPTIONS]", "evaluate --suite SUITE [OPTIONS]"),
-    examples=(
-        "evaluate merged aligned --data texts --out run",
-        "evaluate merged --data topic=topic.csv --aligner ridge",
-        "evaluate --suite digits --method 'ties: density: 0.3'",
-    ),
 )
 def evaluate(
     *,
