@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.alignment.aligners import chosen_aligner
-from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, nearest
+from orthomerge.core.errors import CheckpointError, RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import may_be_read
 from orthomerge.files.publish import check_room, check_target
@@ -17,7 +17,7 @@ from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts
-from orthomerge.models.problems import Problem, check_problems
+from orthomerge.models.problems import Problem, check_problems, collected
 from orthomerge.models.writing import write_model
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Align, protocols_of
@@ -61,7 +61,7 @@ def plan(recipe: Recipe) -> Plan:
             if section is not None:
                 document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
         if recipe.out is not None:
-            with _noted(problems, "out"):
+            with collected(problems, "out"):
                 check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
                 check_room(Path(recipe.out).expanduser().absolute().parent, size)
     listed = [{name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in problems]
@@ -80,13 +80,13 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Recipe
     found = (problem for merge in merges or [recipe] for problem in _merge_problems(merge, experts))
     problems = list(dict.fromkeys(found))
     if recipe.align is not None:
-        with _noted(problems, "align"):
+        with collected(problems, "align"):
             chosen_aligner(recipe.align.aligner, recipe.align.options, seed=recipe.seed)
         problems += _data_problems(recipe, "align", recipe.align.data)
     if recipe.evaluate is not None:
-        with _noted(problems, "evaluate"):
+        with collected(problems, "evaluate"):
             protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
-        with _noted(problems, "diagnose"):
+        with collected(problems, "diagnose"):
             recipe.diagnosis.detail(seed=0)
         problems += _data_problems(recipe, "evaluate", recipe.evaluate.data)
     problems += experts.problems
@@ -102,7 +102,7 @@ def _merge_problems(recipe: Recipe, experts: Experts) -> list[Problem]:
     """List problems of a method, its options and its inputs."""
     method, fit, problems = recipe.method, recipe.fit, list[Problem]()
     tasks = tuple(recipe.experts) if recipe.vector is None else ("vector",)
-    with _noted(problems, "method"):
+    with collected(problems, "method"):
         make_method(method, recipe.parameters, tasks=tasks, seed=recipe.seed)
     if problems:
         return problems
@@ -132,14 +132,6 @@ def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Ite
         if isinstance(source, str) and not may_be_read(source):  # others are tasks in memory
             fix = "give a file, a folder, or a dataset of the Hugging Face Hub"
             yield Problem(where, f"{source} does not exist", fix, CheckpointError)
-
-
-@contextmanager
-def _noted(problems: list[Problem], where: str) -> Iterator[None]:
-    try:
-        yield
-    except OrthomergeError as error:
-        problems.append(Problem.of(where, error))
 
 
 def write(recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress = SILENT) -> Path:
