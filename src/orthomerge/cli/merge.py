@@ -76,9 +76,9 @@ def merge(
         from orthomerge.api.merge import search_scale
         from orthomerge.models.experts import Experts
 
-        opened, chosen = Experts(recipe.opening).check(), recipe.merge
-        how = {"seed": chosen.seed, "device": chosen.device, "vector": chosen.vector}
-        search = search_scale(opened, chosen.method, columns.of(data), chosen.parameters, **how)
+        opened = Experts(recipe.opening).check()
+        how = {"seed": recipe.seed, "device": recipe.device, "vector": recipe.vector}
+        search = search_scale(opened, recipe.method, columns.of(data), recipe.parameters, **how)
         recipe = recipe.with_scale(search.best)
         progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
     started = time.perf_counter()
