@@ -26,7 +26,8 @@ def moved(head: Head, change: torch.Tensor) -> Head:
 
 def unseen(features: torch.Tensor) -> torch.Tensor:
     """A direction at right angles to the few inputs there are."""
-    return torch.linalg.svd(features.double()).Vh[-1]
+    vectors: torch.Tensor = torch.linalg.svd(features.double()).Vh
+    return vectors[-1]
 
 
 def failing(head: Head, features: torch.Tensor) -> Head:

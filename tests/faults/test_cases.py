@@ -147,20 +147,6 @@ def test_every_class_of_error_has_its_own_code() -> None:
     assert len({cls.exit_code for cls in classes} - {1}) == len(classes)
 
 
-def test_a_refusal_from_outside(world: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in a process of its own: exit code, a message, no traceback."""
-    row = next(row for row in ROWS if row.name == "evil zip")
-    row.damage(monkeypatch)
-    process = start(shlex.split(row.words))
-    _, message = process.communicate(timeout=120)
-    assert process.returncode == CheckpointError.exit_code, message
-    assert message.startswith("orthomerge: ")
-    assert "Traceback" not in message
-    assert all(re.search(pattern, message) for pattern in row.says), message
-    assert list((world / "results").iterdir()) == []
-    assert not Path(EVIL).exists()
-
-
 def test_standard_output_that_is_closed(sound: Path, tmp_path: Path, start: Start) -> None:
     """A reader that went away (`| head`) is no reason for a traceback, and none to spoil the output."""
     words = ["merge", f"two={sound / 'two'}", "--base", str(sound / "base"), "--method", "average"]
