@@ -116,7 +116,7 @@ def main() -> None:
 
     suite = build_suite("digits", folder=arguments.folder / "suite", say=say)
     how = Encoding(FeatureCache(arguments.folder / "features"), "cpu", batch=256, processor=PROCESSOR)
-    tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts()
+    tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts
     base = span_of(arithmetic(experts, {}))
     setting = Setting(suite, tasks, base_heads(base, tasks, experts.heads), arguments.folder, say)
     say("the base's heads are fitted")
@@ -188,7 +188,7 @@ def negations(setting: Setting, seeds: int) -> tuple[str, str]:
         line = _line(setting, target, frozen(setting, target, setting.heads[target]))
         found = _negation(setting, line, target, kind)
         random = [_negation(setting, line.random(seed=seed), target, kind) for seed in range(seeds)]
-        tuned = line.score((-1.0,), setting.tasks, target, "test", setting.heads[target])
+        tuned = line.scores((-1.0,), setting.tasks, "test", {target: setting.heads[target]})[target]
         probed = [_new_probe(setting, line, target, scale) for scale in (0.0, found.scale)]
         base, edited = found.base[target], found.edited[target]
         drawn = fmean(result.edited[target].value for result in random)
@@ -233,9 +233,9 @@ def _negation(setting: Setting, line: Span, target: str, controls: Sequence[str]
 
 def _new_probe(setting: Setting, line: Span, task: str, scale: float) -> Score:
     tasks, old = setting.tasks, setting.heads[task]
-    features = line.features((scale,), tasks, task, "train", old)
+    features = tasks.features(line.at(scale), task, "train", reader=old)
     head = fit_probe(features, tasks.tasks[task].labels).reading_as(old)
-    return line.score((scale,), tasks, task, "test", head)
+    return line.scores((scale,), tasks, "test", {task: head})[task]
 
 
 def _short(found: Negation) -> list[str]:
@@ -295,8 +295,7 @@ def _analogy(setting: Setting, form: Form, task: str, keep_head: bool) -> Cell:
     experts = _opened(setting, {name: expert(name) for name in (form.a, form.b, form.c, task)})
     tasks, head = replace(setting.tasks, teachers={task: experts.teacher(task)}), experts.heads[form.c]
     plane = analogy_plane(experts, form)
-    still = {key: torch.zeros_like(tensor) for key, tensor in plane.origin.items()}
-    alone = replace(plane, directions=(plane.directions[0], still))
+    alone = replace(plane, directions=(plane.directions[0], {}))  # the second changes nothing
     return Cell(
         form,
         search_analogy(plane, head, tasks, task=task),

@@ -45,7 +45,7 @@ def scales_of(given: Sequence[str]) -> dict[str, float]:
 
 def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str, float]:
     """These, and the best on validation data of methods that have none."""
-    experts, encoding, chosen = suite.experts(), suite.encoding(device, batch=256), dict(scales)
+    experts, encoding, chosen = suite.experts, suite.encoding(device, batch=256), dict(scales)
     for method, grid in GRIDS.items():
         if method not in chosen:
             search = search_scale(experts, method, suite.tasks, grid=grid, criterion="accuracy", encoding=encoding)

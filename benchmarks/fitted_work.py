@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(self, place: Place) -> None:
         self.place, self.suite = place, place.built()
-        self.experts = self.suite.experts()
+        self.experts = self.suite.experts
         self.encoding = self.suite.encoding(place.device, batch=256)
         self.uncached = replace(self.encoding, cache=None)  # a fit is scored once
 

@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from orthomerge.analysis.detail import Detail, sample
-from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points, figure_key
+from orthomerge.analysis.diagnosis import Curve, Diagnosis, Figure, Heat, Lines, Points, figure_key
 from orthomerge.analysis.recorded import fit_figures
 from orthomerge.api.diagnose import diagnose
 from orthomerge.core.device import device_of
@@ -94,14 +93,14 @@ class _Work:
         return EncodedTasks(self.suite.tasks, self.references["expert"].models, self.encoding)
 
     def diagnosis(self, model: Model, detail: Detail, **options: Any) -> Diagnosis:
-        experts = self.suite.experts()
+        experts = self.suite.experts
         return diagnose(model, self.suite.tasks, experts=experts, detail=detail, encoding=self.encoding, **options)
 
     def fit(self, method: str, options: Mapping[str, Any]) -> Model:
         """A merge fitted to the unlabelled training inputs of all tasks."""
         suite, device = self.suite, self.plan.device
         encoding = suite.encoding(device)
-        return fit(suite.experts(), method, suite.tasks, options, device=device, encoding=encoding)
+        return fit(suite.experts, method, suite.tasks, options, device=device, encoding=encoding)
 
     def score(self, subject: Subject) -> float:
         """Mean accuracy of the tasks in percent."""
@@ -220,7 +219,7 @@ def _search(work: _Work) -> ScaleSearch | None:
         return None
     work.say(f"merging at scales {', '.join(map(str, work.plan.scales))}")
     return search_scale(
-        work.suite.experts(),
+        work.suite.experts,
         "task_arithmetic",
         work.suite.tasks,
         grid=work.plan.scales,

@@ -25,8 +25,7 @@ from benchmarks.gallery_words import (
     say_tsne,
 )
 
-from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.figures import Figure
+from orthomerge.analysis.diagnosis import Diagnosis, Figure
 
 _COLOURS = 192  # of a picture
 _MARGIN = 8  # white pixels above and below

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points
+from orthomerge.analysis.diagnosis import Bars, Curve, Diagnosis, Figure, Heat, Lines, Points
 
 Figures = Mapping[str, Figure]
 Said = Callable[[Figures, Diagnosis], str]

@@ -141,7 +141,7 @@ def scale_of(place: LoraPlace, start: str) -> float:
     suite, (method, options) = place.built(), place.start(start)
     encoding = suite.encoding(place.device, batch=256)
     search = search_scale(
-        suite.experts(), method, suite.tasks, options, grid=GRID, criterion="accuracy", encoding=encoding
+        suite.experts, method, suite.tasks, options, grid=GRID, criterion="accuracy", encoding=encoding
     )
     return search.best
 

@@ -70,7 +70,7 @@ def _adapted(thin: TaskVectors) -> list[str]:
 
 
 def _vectors(suite: Suite) -> TaskVectors:
-    return task_vectors(suite.experts())
+    return task_vectors(suite.experts)
 
 
 def _updates(vectors: TaskVectors, key: str) -> torch.Tensor:
@@ -80,7 +80,7 @@ def _updates(vectors: TaskVectors, key: str) -> torch.Tensor:
 @torch.no_grad()
 def _inputs(suite: Suite, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What the base gives each of some layers, [_INPUTS, in]; a module is known by its weights."""
-    experts = suite.experts()
+    experts = suite.experts
     encoder, head = experts.base.encoder.module(), next(iter(experts.heads.values()))
     seen: dict[str, list[torch.Tensor]] = {key: [] for key in weights}
 

@@ -26,11 +26,10 @@ from benchmarks.environments import ROOT, describe_run, table
 
 from orthomerge.data.task import Examples
 from orthomerge.fitting.gates import Mask
-from orthomerge.fitting.inputs import prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
 from orthomerge.fitting.moma import FeatureDistance, Moma
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, prepare
 from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.skeleton import quiet

@@ -19,8 +19,7 @@ from benchmarks.environments import describe_run, table, write_result
 from tests.browser.chromium import Chromium, find_chromium, running
 from tests.reporting.making import comparison, figures, points, record, write_run
 
-from orthomerge.analysis.diagnosis import Diagnosis, Finding
-from orthomerge.analysis.figures import Figure, Points
+from orthomerge.analysis.diagnosis import Diagnosis, Figure, Finding, Points
 from orthomerge.evaluation.records import Record
 from orthomerge.reporting.report import Written, report
 

@@ -194,7 +194,7 @@ def work(job: Job) -> str:
         recipe = Recipe(
             {task: str(job.models / task) for task in TASKS}, base=str(job.models / "base"), method="dare", seed=7
         )
-        return "; ".join(verify_folder(write(recipe, out=out).out))
+        return "; ".join(verify_folder(write(recipe, out=out)))
     data = {task: job.models / f"{task}.csv" for task in TASKS}
     evaluate(job.merged, data, encoding=Encoding(device="cpu", batch=16)).write(out)
     found = {(record.task, record.protocol) for record in read_run(out).records}
@@ -212,7 +212,7 @@ def load(folder: Path, jobs: int, *, processes: int) -> tuple[list[str], set[byt
     os.environ["ORTHOMERGE_CACHE"] = str(folder / "cache")  # one for all of them
     models = write_experts(folder / "models")
     recipe = Recipe({task: str(models / task) for task in TASKS}, base=str(models / "base"), method="average")
-    merged = write(recipe, out=folder / "merged").out
+    merged = write(recipe, out=folder / "merged")
     requested = [Job(number, models, merged, folder / "place") for number in range(jobs)]
     started = time.perf_counter()
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:

@@ -86,7 +86,7 @@ def main() -> None:
     best = {method: float(scale) for method, scale in (text.split("=") for text in arguments.scale)}
     for method, grid in GRIDS.items():
         if method not in best:
-            search = search_scale(suite.experts(), method, suite.tasks, grid=grid, encoding=encoding)
+            search = search_scale(suite.experts, method, suite.tasks, grid=grid, encoding=encoding)
             best[method] = search.best
             say(f"{method}: scale {search.best:g} chosen on validation data\n{search.plot()}")
     merges: dict[str, dict[str, float]] = {"average": {}, **{method: {"scale": best[method]} for method in GRIDS}}
@@ -98,7 +98,7 @@ def main() -> None:
         f"Scales {'given' if arguments.scale else 'chosen by normalised accuracy on validation data'}: {scales}. "
         f"Inductive inputs: from {arguments.support}"
     )
-    common: dict[str, Any] = {"experts": suite.experts(), "suite": name, "encoding": encoding}
+    common: dict[str, Any] = {"experts": suite.experts, "suite": name, "encoding": encoding}
     if arguments.only != "aligners":
         requested = protocols(arguments.seeds, arguments.support)
         evaluate(subjects, suite.tasks, protocols=requested, against="task_arithmetic", **common).write(folder / "run")

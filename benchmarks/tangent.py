@@ -88,7 +88,7 @@ class Study:
 
     def outcome(self, mode: Mode, seed: int) -> Outcome:
         """Score the experts of a mode and seed, each alone and all of them merged at every lambda."""
-        opened = replace(self.suite, paths=self.experts(mode, seed)).experts()
+        opened = replace(self.suite, paths=self.experts(mode, seed)).experts
 
         def scored(model: Model) -> Model:
             return model.linearised(opened.base) if mode in LINEARISED else model

@@ -83,14 +83,14 @@ def main() -> None:
     merges = [replace(Subject.of(model, suite.tasks), name=name) for name, model in models.items()]
     subjects = [*suite.references().values(), *merges]
     scores = evaluate(
-        subjects, suite.tasks, protocols=PROTOCOLS, experts=suite.experts(), suite="digits", encoding=encoding
+        subjects, suite.tasks, protocols=PROTOCOLS, experts=suite.experts, suite="digits", encoding=encoding
     )
     scores.write(folder)
     records = scores.records
     for table in accuracy_tables(records):
         show(table)
     done("evaluate")
-    means = {(line.method, line.title): line.mean for line in lines(records)}
+    means = {(line.method, line.way.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]
     paper, ours = means["task_arithmetic", "aligned-c"], means["task_arithmetic", "aligner auto"]
     moma, realign = (means[f"{method} from task_arithmetic", "current"] for method in ("moma", "realign"))
@@ -105,7 +105,7 @@ def main() -> None:
     diagnosis = diagnose(
         models["task_arithmetic"],
         suite.tasks,
-        experts=suite.experts(),
+        experts=suite.experts,
         detail=Detail(points=250, layers=256),
         records=records,
         encoding=encoding,
@@ -132,7 +132,7 @@ def fit_all(suite: Suite, say: Callable[[str], None]) -> dict[str, Model]:
     for name, method, options in FITS:
         say(f"  {name}")
         encoding = suite.encoding("cpu")
-        models[name] = fit(suite.experts(), method, suite.tasks, options, device="cpu", encoding=encoding)
+        models[name] = fit(suite.experts, method, suite.tasks, options, device="cpu", encoding=encoding)
     return models
 
 

@@ -75,7 +75,7 @@ def merge_berts(berts: Path, out: Path, names: tuple[str, ...] = tuple(HEADS), *
     """Merge experts of a folder that `write_berts` filled."""
     options: dict[str, Any] = {"method": "task_arithmetic", "parameters": {"scale": 0.5}, **more}
     experts: Any = {name: str(berts / name) for name in names}
-    return write(Recipe(experts=experts, base=str(berts / "base"), **options), out=out).out
+    return write(Recipe(experts=experts, base=str(berts / "base"), **options), out=out)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -210,10 +210,3 @@ def test_a_shuffled_teacher_never_helps(per_class: int) -> None:
     assert mean(gains) < 0.01
     if per_class >= 30:
         assert mean(gains) < -0.5
-
-
-@pytest.mark.parametrize("per_class", [5, 60])
-def test_an_expert_unchanged_by_the_merge_stays_as_it_is(per_class: int) -> None:
-    task = planted_task(per_class)
-    pair = FeaturePair(task.pair.expert, task.pair.expert)
-    assert same_head(Auto().fit(pair, task.head).classifier, task.head)

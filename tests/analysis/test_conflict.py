@@ -9,24 +9,21 @@ import pytest
 import torch
 
 from orthomerge.analysis.conflict import Conflict, effective_rank, in_order, layer_of
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.analysis.recorded import (
-    Masking,
     coefficient_figure,
     fit_figures,
     loss_figures,
-    masked,
+    masking_figure,
     recorded_name,
     recorded_witnesses,
     scale_figure,
     shots_figure,
-    start_masking,
 )
-from orthomerge.core.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
-from orthomerge.models.tensors import MemoryTensors
 from orthomerge.testing.toys import random
 
 State = dict[str, torch.Tensor]
@@ -170,10 +167,10 @@ def test_accuracy_over_shots() -> None:
 
 def test_witnesses() -> None:
     records = [record("a", 0.5, shots=5), record("b", 0.7, shots=5), record("a", 0.9, protocol="probe")]
-    (witness,) = recorded_witnesses(records, ("a", "b"), model="abc")
-    assert witness.name == "knn, 5/class"
-    assert witness.mean == pytest.approx(60)
-    assert recorded_witnesses(records, ("a", "b"), model="another") == ()
+    ((name, witness),) = recorded_witnesses(records, ("a", "b"), model="abc").items()
+    assert name == "knn, 5/class"
+    assert witness.value == pytest.approx(60)
+    assert recorded_witnesses(records, ("a", "b"), model="another") == {}
     assert recorded_name(records, "ties (here)", model="abc") == "ties"
     assert recorded_name(records, "ties", model="xyz") == "ties"
     assert recorded_name(records, "new", model="xyz") == "new"
@@ -214,35 +211,12 @@ def test_a_manifest_that_is_anybodys() -> None:
     assert isinstance(figures[1], Heat)
 
 
-def test_masks_by_hand() -> None:
-    base, delta = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([2.0, -2.0, 4.0, 0.0])
-    theta = base + torch.tensor([0.4, 0.9, 0.6, 0.0]) * delta
-    assert masked(theta, base, delta) == (1, 3)
-    assert masked(theta, base, delta, cap=2.0) == (3, 3)
-    found = Masking.of([("layer.0.w", 1, 4), ("layer.0.b", 2, 2), ("norm.w", 0, 4), ("embed.w", 0, 0)])
-    assert found.total == pytest.approx(0.3)
-    assert found.layers == pytest.approx({"layer 0": 0.5, "final": 0.0})
-    assert found.figure().series[0].values == pytest.approx((50, 0))
-    with pytest.raises(RecipeError, match="start that differs from the base"):
-        Masking.of([("w", 0, 0)])
-
-
-def test_a_mask_is_told_from_the_weights() -> None:
-    base = {"layer.0.w": random(8, 8, seed=1), "layer.1.w": random(8, 8, seed=2)}
-    tuned = {task: {key: t + random(8, 8, seed=9 + s) for key, t in base.items()} for s, task in enumerate("ab")}
-    found = vectors(base, tuned)
-    M = {key: torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) for key in base}
-    start = {key: 0.3 * sum(each[key] - base[key] for each in tuned.values()) for key in base}
-    theta = MemoryTensors({key: base[key] + M[key] * start[key] for key in base})
-    facts = {
-        "method": {"name": "moma", "parameters": {"start": "task_arithmetic", "options": {"scale": 0.3}, "cap": 1.0}},
-        "seed": 0,
-    }
-    masking = start_masking(facts, ("a", "b"), theta, found)
-    assert not isinstance(masking, str)
-    assert masking.layers == {
-        f"layer {n}": pytest.approx(float((M[f"layer.{n}.w"] < 0.5).float().mean())) for n in (0, 1)
-    }
-    other = {**facts, "method": {"name": "fisher", "parameters": {}}}
-    assert start_masking(other, ("a", "b"), theta, found) == "fisher trained no mask on the weights"
-    assert "only from all experts" in str(start_masking(facts, ("a",), theta, found))
+def test_masks() -> None:
+    counts = {"layer.0.w": (1, 4), "layer.0.b": (2, 2), "norm.w": (0, 4), "embed.w": (0, 0)}
+    figure = masking_figure({name: {"masked": masked, "of": of} for name, (masked, of) in counts.items()})
+    assert figure is not None
+    assert figure.groups == ("layer 0", "final")
+    assert figure.series[0].values == pytest.approx((50, 0))
+    assert "30.0 % in all" in figure.caption
+    for odd in (None, {}, {"w": 3}, {"w": {"masked": 1}}, {"w": {"masked": 0, "of": 0}}):
+        assert masking_figure(odd) is None

@@ -15,8 +15,7 @@ from tests.analysis.making import Toy
 from tests.calling import call, refused
 
 from orthomerge.analysis.detail import Detail
-from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
-from orthomerge.analysis.figures import Lines, Points
+from orthomerge.analysis.diagnosis import Diagnosis, Lines, Points, read_diagnosis, write_diagnosis
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge

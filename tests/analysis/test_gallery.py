@@ -14,8 +14,7 @@ from benchmarks.gallery_measures import Plan, expected_keys, joined, measure
 from benchmarks.gallery_pages import SECTIONS
 from tests.analysis.making import PROCESSOR, Toy
 
-from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
-from orthomerge.analysis.figures import Heat, Lines, Points
+from orthomerge.analysis.diagnosis import Diagnosis, Heat, Lines, Points, write_diagnosis
 from orthomerge.core.errors import RecipeError
 from orthomerge.suites.suite import Suite
 

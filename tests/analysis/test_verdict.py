@@ -18,15 +18,13 @@ from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading, TaskComparison, compare_task
-from orthomerge.analysis.recovery import difference, recovery
-from orthomerge.analysis.verdict import Case, Witness, verdict
-from orthomerge.api.merge import merge
+from orthomerge.analysis.recovery import Estimate, difference, recovery
+from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
-from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output
 from orthomerge.testing.toys import linear_head, random, rotation
 
@@ -61,7 +59,7 @@ def case_of(found: TaskComparison, **more: Any) -> Case:
     hits = {name: {"toy": found.hits[name]} for name in ("expert", "merged", "aligned")}
     readings = {name: {"toy": reading} for name, reading in found.readings.items()}
     given: dict[str, Any] = {"per_class": found.fitted / CLASSES, "commands": COMMANDS, **more}
-    return Case("average", "auto", hits["expert"], hits["merged"], hits["aligned"], readings, **given)
+    return Case("average", "auto", hits, readings, **given)
 
 
 def titled(findings: tuple[Finding, ...]) -> dict[str, Finding]:
@@ -74,10 +72,18 @@ def shares(expert: float, merged: float, aligned: float, *, n: int = 1000) -> tu
     return expert_hits, merged_hits, aligned_hits
 
 
-def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> tuple[Finding, ...]:
-    hits = [{"toy": each} for each in shares(expert, merged, aligned, n=n)]
+def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> dict[str, Finding]:
+    """The verdict on one task with these shares; `base`: that of the base, if its hits are known, or its mean."""
+    return of_tasks({"toy": shares(expert, merged, aligned, n=n)}, **more)
+
+
+def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], **more: Any) -> dict[str, Finding]:
+    names = ("expert", "merged", "aligned")
+    by_name = {name: {task: each[place] for task, each in hits.items()} for place, name in enumerate(names)}
+    if isinstance(more.get("base"), dict):
+        by_name["base"] = more.pop("base")
     given: dict[str, Any] = {"per_class": 100.0, "commands": COMMANDS, **more}
-    return verdict(Case("ties", "auto", hits[0], hits[1], hits[2], {}, **given))
+    return titled(verdict(Case("ties", "auto", by_name, {}, **given)))
 
 
 def test_a_planted_rotation_is_won_back_and_called_one() -> None:
@@ -102,8 +108,8 @@ def test_planted_loss_of_information() -> None:
     kept[1:] = 0  # one of twelve directions is left
     found = looked(kept)
     probe = 100 * float(found.hits["probe"].mean())
-    witness = Witness("a probe", probe, probe - 2, probe + 2)
-    findings = titled(verdict(case_of(found, witnesses=(witness,))))
+    witness = Estimate(probe, probe - 2, probe + 2)
+    findings = titled(verdict(case_of(found, witnesses={"a probe": witness})))
     lost = findings["Likely lost information"]
     assert lost.numbers["left"] > 5
     assert "more than the aligner does" in lost.text
@@ -124,14 +130,14 @@ def test_identical_features_need_nothing() -> None:
     assert "The features agree" in findings
 
 
-KNN, PROBE = Witness("knn", 60, 55, 65), Witness("probe", 90, 88, 92)
+WITNESSES = {"knn": Estimate(60, 55, 65), "probe": Estimate(90, 88, 92)}
 N = 1000
 
 
 @pytest.mark.parametrize(
     ("shares_of", "options", "title", "words"),
     [
-        ((0.95, 0.5, 0.7), {"witnesses": (KNN, PROBE)}, "Not all of it is lost", "saw labels (probe)"),
+        ((0.95, 0.5, 0.7), {"witnesses": WITNESSES}, "Not all of it is lost", "saw labels (probe)"),
         ((0.95, 0.5, 0.7), {}, "Partly misaligned", "44 % of the loss"),
         ((0.9, 0.6, 0.4), {}, "Not a matter of alignment", "makes it worse by 20.0 points"),
         ((0.9, 0.6, 0.6), {}, "Not a matter of alignment", "wins nothing back for certain"),
@@ -152,19 +158,14 @@ N = 1000
     ],
 )
 def test_planted_shares(shares_of: tuple[float, float, float], options: dict[str, Any], title: str, words: str) -> None:
-    assert words in titled(simple(*shares_of, **options))[title].text
-
-
-def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], conflict: Conflict) -> dict[str, Finding]:
-    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
-    return titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
+    assert words in simple(*shares_of, **options)[title].text
 
 
 def test_which_task_suffers_and_which_experts_conflict() -> None:
     hits = {"a": shares(0.9, 0.3, 0.8), "b": shares(0.9, 0.8, 0.9), "c": shares(0.9, 0.9, 0.9)}
     signs = ((0, 0.45, 0.5), (0.45, 0, 0.6), (0.5, 0.6, 0))
     conflict = Conflict(("a", "b", "c"), (), (), (), ((1, 0.2, 0.1), (0.2, 1, -0.3), (0.1, -0.3, 1)), signs)
-    findings = of_tasks(hits, conflict)
+    findings = of_tasks(hits, conflict=conflict)
     worst, pair = findings["Which task suffers"], findings["Which experts conflict"]
     assert "'a' loses the most: 60.0 points" in worst.text
     assert "clearly more than the next, 'b' (10.0)" in worst.text
@@ -177,12 +178,12 @@ def test_which_task_suffers_and_which_experts_conflict() -> None:
 def test_tasks_and_pairs_that_cannot_be_told_apart() -> None:
     hits = {"a": shares(0.9, 0.60, 0.8, n=100), "b": shares(0.9, 0.62, 0.9, n=100)}
     nothing = ((0, math.nan), (math.nan, 0))
-    findings = of_tasks(hits, Conflict(("a", "b"), (), (), (), nothing, nothing))
+    findings = of_tasks(hits, conflict=Conflict(("a", "b"), (), (), (), nothing, nothing))
     assert "'b' may lose as much (the intervals overlap)" in findings["Which task suffers"].text
     assert "Which experts conflict" not in findings
     near = ((0, 0.5, 0.51), (0.5, 0, 0.495), (0.51, 0.495, 0))
     tie = Conflict(("a", "b", "c"), (), (), (), ((0.0,) * 3,) * 3, near)
-    assert "no pair stands out" in of_tasks(hits, tie)["Which experts conflict"].text
+    assert "no pair stands out" in of_tasks(hits, conflict=tie)["Which experts conflict"].text
 
 
 def test_recovery_by_hand() -> None:
@@ -256,28 +257,16 @@ def test_a_saved_model_needs_its_data_only(berts: Path) -> None:
     )
 
 
-def test_a_new_merge_opens_its_experts_in_the_same_way(
-    berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "two.csv").write_text("text\n" + "a good film\nbad\nit was not very good\nnot a film\n" * 4)
-    experts = open_experts(
-        {"two": berts / "two"}, base=berts / "base", pooling="mean", missing="base", ignore=["bert.no.*"]
-    )
-    merge(experts, "task_arithmetic").save(tmp_path / "out")
-    data = {"two": str(tmp_path / "two.csv")}
-    command = suggested_commands(str(tmp_path / "out"), data, experts)["refit"]
-    assert "--set pooling=mean --set 'ignore=[\"bert.no.*\"]' --set missing=base" in command
+def test_the_suggested_merge_is_made(berts: Path, tables: Path, tmp_path: Path) -> None:
+    experts = open_experts({"two": berts / "two"}, base=berts / "base")
+    command = suggested_commands(str(tmp_path / "out"), {"two": str(tables / "two.csv")}, experts)["refit"]
     quick = ["--set", "steps=2", "--set", "copies=0", "--set", "batch=4", "--device", "cpu", "-q"]
     result = CliRunner().invoke(app, [*shlex.split(command)[1:], *quick])
     assert result.exception is None, repr(result.exception)
     assert is_output(tmp_path / "out-realigned")
-    opening = read_manifest(tmp_path / "out-realigned")["opening"]
-    assert (opening["pooling"], opening["missing"], opening["ignore"]) == ("mean", "base", ["bert.no.*"])
 
 
-def test_what_a_command_line_cannot_say_is_not_suggested(berts: Path) -> None:
-    named = open_experts({"two": berts / "two"}, base=berts / "base", labels={"two": ["no", "yes"]})
-    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, named)
-    without = open_experts({"two": berts / "two"})
-    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, without)
+@pytest.mark.parametrize("options", [{"labels": {"two": ["no", "yes"]}}, {"pooling": "mean"}, {"base": None}])
+def test_paths_that_do_not_say_how_experts_are_opened(berts: Path, options: dict[str, Any]) -> None:
+    experts = open_experts({"two": berts / "two"}, **{"base": berts / "base", **options})
+    assert "refit" not in suggested_commands("out", {"two": "two.csv"}, experts)

@@ -25,15 +25,12 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
-from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
-from orthomerge.models import model_data
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
 from orthomerge.models.skeleton import Skeleton
@@ -124,8 +121,7 @@ def test_the_model_is_what_was_fitted(
     assert again.origin.access == "inductive"
 
 
-def test_a_fit_parses_each_header_once_and_builds_one_module(berts: Path, data: dict[str, str]) -> None:
-    model_data.release()
+def test_a_fit_parses_each_header_once_and_builds_one_module_per_model(berts: Path, data: dict[str, str]) -> None:
     with (
         mock.patch.object(safetensors, "_header", wraps=safetensors._header) as parse,
         mock.patch.object(Skeleton, "build", wraps=Skeleton.build) as build,
@@ -133,13 +129,7 @@ def test_a_fit_parses_each_header_once_and_builds_one_module(berts: Path, data: 
         experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
         assert tensors_of(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(None, "cpu")))
     headers = [call.args[0].path for call in parse.call_args_list]
-    assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 1)
-
-
-def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:
-    first, second, third = (fit(experts, "moma", data, QUICK["moma"], device="cpu", seed=seed) for seed in (0, 0, 1))
-    assert same(first, second)
-    assert first.digest == second.digest != third.digest
+    assert (len(headers), len(set(headers)), build.call_count) == (4, 4, 4)
 
 
 def test_test_inputs_make_it_transductive(experts: Experts, data: dict[str, str]) -> None:
@@ -153,13 +143,6 @@ def test_realign_is_what_inputs_without_a_method_mean(experts: Experts, data: di
     assert model.title == "realign"
     assert same(model, fit(experts, Realign(**FEW), data, device="cpu"))
     assert merge(experts).title == "task_arithmetic"
-
-
-def test_tasks_in_memory(experts: Experts) -> None:
-    some = Examples(["good film", "bad", "it was not very good a film"], None, "train")
-    tasks = {task: Task(task, head.labels, "text", {"train": some}) for task, head in experts.heads.items()}
-    made = fit(experts, "lm_cocktail", tasks, device="cpu")
-    assert made.origin.facts["fit"]["tasks"]["five"]["inputs"] == 3
 
 
 def test_heads_can_be_aligned_on_top(experts: Experts, data: dict[str, str]) -> None:
@@ -199,7 +182,7 @@ def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> N
     (tmp_path / "two" / "config.json").write_text(json.dumps(config))
     experts = open_named({"two": tmp_path / "two", "three": berts / "three"}, base=berts / "base")
     texts = Examples(["it was a very good film", "bad film"], None, "train")
-    setting = setting_of(experts, {"two": texts, "three": texts}, device=CPU)
+    setting = setting_of(experts, {"two": texts, "three": texts}, CPU, how=Encoding(device="cpu"))
     assert setting.inputs.pool.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
     for task in setting.tasks:
         setting.encoder.load(setting.tuned(task))
@@ -306,12 +289,3 @@ def test_heads_must_read_the_encoder_in_one_way(berts: Path, data: dict[str, str
         fit(open_named(named, base=berts / "base"), "realign", data, FEW, device="cpu")
     one = open_named(named, base=berts / "base", pooling="mean")
     assert fit(one, "lm_cocktail", data, {"inputs": 4}, device="cpu").title == "lm_cocktail"
-
-
-def test_features_come_from_the_cache(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
-    how = Encoding(cache=FeatureCache(tmp_path), device="cpu")
-    first = fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how)
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert files
-    assert same(fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how), first)
-    assert {path: path.stat().st_mtime_ns for path in files} == files

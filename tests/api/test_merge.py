@@ -15,13 +15,12 @@ from tests.berts import contents, write_tables
 from tests.models.making import same_tensors, stock, tensors_of
 
 import orthomerge as om
-from orthomerge.core.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
+from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.merging.elements import TaskArithmetic
 from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.ties import Ties
-from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.models.opening import HeadNames
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import Skeleton, quiet
 from orthomerge.runs.models import write
@@ -67,12 +66,6 @@ def test_average_is_the_mean_of_the_experts(berts: Path) -> None:
     for key, tensor in merged.items():
         mean = torch.stack([expert[f"bert.{key}"] for expert in experts]).mean(0)
         torch.testing.assert_close(tensor, mean.reshape(-1), rtol=1e-5, atol=1e-6)
-
-
-def test_one_expert_keeps_its_logits(berts: Path) -> None:
-    ours = om.merge(opened(berts, "three"), "average").module("cpu")(**batch())["three"]
-    with torch.no_grad():
-        torch.testing.assert_close(ours, stock(berts / "three")(**batch()).logits, rtol=0, atol=1e-5)
 
 
 def test_an_expert_is_a_model_that_reads_its_own_bytes(berts: Path) -> None:
@@ -146,9 +139,8 @@ def test_an_analogy_is_one_line(berts: Path) -> None:
 
 
 def test_the_manifest_tells_everything(berts: Path, tmp_path: Path) -> None:
-    written = write(recipe(berts, method="dare", seed=7), out=tmp_path / "out")
+    write(recipe(berts, method="dare", seed=7), out=tmp_path / "out")
     manifest = json.loads((tmp_path / "out/orthomerge.json").read_text())
-    assert manifest == json.loads(json.dumps(written.manifest))
     assert manifest["method"] == {"name": "dare", "parameters": {"drop": 0.5, "scale": 0.3, "seed": 7}}
     assert set(manifest["inputs"]["experts"]) == set(NAMES)
     assert all(file["hash"].startswith("blake3:") for file in manifest["inputs"]["base"]["files"])
@@ -192,14 +184,6 @@ def test_a_module_of_ones_own_merges_by_its_prefix(tmp_path: Path) -> None:
             action()
 
 
-def test_an_output_is_replaced_only_when_asked(berts: Path, tmp_path: Path) -> None:
-    for task, force in {"two": False, "three": True}.items():
-        om.merge(opened(berts, task), "average").save(tmp_path / "out", force=force)
-        with pytest.raises(OutputError, match="exists already; give --force"):
-            om.merge(opened(berts, task), "average").save(tmp_path / "out")
-    assert om.load(tmp_path / "out").tasks == ("three",)
-
-
 def test_a_stranger_is_not_merged(berts: Path, tmp_path: Path) -> None:
     with quiet():
         from transformers import BertConfig, BertForSequenceClassification
@@ -218,9 +202,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"experts": {"two": 3}}, "the expert of 'two' must be a path, a hub id or a live model .* got int"),
     "a merged model as base": ({"base": 3.0}, "the base must be a path, a hub id or a live model .* got float"),
     "labels of nobody": ({"labels": {"tow": ["a"]}}, "'labels' names 'tow', which is no expert; did you mean 'two'"),
-    "labels as text": ({"labels": {"two": "ab"}}, "the 'labels' of 'two' must be a list of names, got one text"),
+    "labels as text": ({"labels": {"two": "ab"}}, "expert 'two': 'labels' must be list of text or nothing, got 'ab'"),
     "heads of nobody": ({"heads": {"tow": {}}}, "'heads' names 'tow'"),
-    "an odd head": ({"heads": {"two": {"layer": "x"}}}, "the head of 'two': unknown option 'layer'; did you mean"),
+    "an odd head": ({"heads": {"two": {"layer": "x"}}}, "expert 'two': 'head': unknown option 'layer'; did you mean"),
     "twice one name": ({"experts": ["a/two", "b/two"]}, "two experts have folders of the same name"),
     "an odd name": ({"experts": {"a/b": "x"}}, "'a/b' cannot name an expert and its folder; use letters"),
 }
@@ -257,18 +241,6 @@ def test_refused(berts: Path, tmp_path: Path) -> None:
     tables = write_tables(tmp_path)
     with pytest.raises(RecipeError, match="uses no inputs"):
         om.merge(opened(berts), "average", data={name: tables / f"{name}.csv" for name in NAMES})
-
-
-def test_labels_and_heads_by_name(berts: Path) -> None:
-    experts = om.open(
-        {"two": Expert(str(berts / "two")), "three": berts / "three"},
-        base=berts / "base",
-        labels={"two": ["no", "yes"]},
-        heads={"three": {"layers": ["classifier"]}},
-        pooling="mean",
-    )
-    assert experts.heads["two"].labels == ("no", "yes")
-    assert {head.pooling for head in experts.heads.values()} == {"mean"}
 
 
 # Memory
@@ -310,21 +282,3 @@ def test_saving_a_lazy_merge_does_not_hold_the_encoder(tmp_path: Path) -> None:
     growth = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (tmp_path / "out/encoder.safetensors").stat().st_size > 150_000_000
     assert growth < 110_000_000
-
-
-@pytest.mark.parametrize("calls", [0, 7])
-def test_memory_that_runs_out_midway_changes_no_bit(berts: Path, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tensors_of(om.merge(opened(berts), "task_arithmetic"))
-    left, real = [calls], TaskArithmetic.merge
-
-    def failing(self: TaskArithmetic, *arguments: Any, **options: Any) -> torch.Tensor:
-        left[0] -= 1
-        if left[0] == -1:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-        return real(self, *arguments, **options)
-
-    monkeypatch.setattr(TaskArithmetic, "merge", failing)
-    again = tensors_of(om.merge(opened(berts), "task_arithmetic"))
-    assert left[0] < -1
-    assert all(torch.equal(again[key], tensor) for key, tensor in whole.items())
-    assert again.keys() == whole.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -15,10 +14,7 @@ from tests.berts import contents
 from tests.calling import call, refused
 from tests.cli.conftest import COUNTS, WORDS
 
-from orthomerge.api.load import load
 from orthomerge.evaluation.records import Record, read_records
-from orthomerge.models.experts import reopen_experts
-from orthomerge.models.saved import verify_folder
 from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks
 from orthomerge.tuning.settings import Tuning
@@ -61,6 +57,8 @@ def test_evaluate(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
     assert records_of(run) == records
     for part in ("No inputs used", "aligned-c, 2/class", "Comparable: the difference is less than 1 either way"):
         assert part in text
+    assert document["notes"]
+    assert all(f"warning: {' '.join(note.split())}" in text for note in document["notes"])
 
 
 def test_protocols_references_and_margins(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
@@ -77,39 +75,12 @@ def test_protocols_references_and_margins(tuned: Path, word_tables: Path, tmp_pa
 
 
 def test_experts_are_where_they_were(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
-    """Nobody names them again; whoever does must name the same ones."""
     words = ["evaluate", tuned / "merged", "--data", f"mood={word_tables / 'mood.csv'}", "--protocol", "aligned-c"]
     words += ["--out", tmp_path / "run", "--device", "cpu"]
     call(*words)
     records = records_of(tmp_path / "run")
     call(*words, "--expert", f"mood={tuned / 'mood'}", "--no-references")
     assert records_of(tmp_path / "run") == [record for record in records if record.method == "task_arithmetic"]
-    message = refused(*words, "--expert", f"mood={tuned / 'kind'}", code=4)
-    assert "is not the one that the model was made from: its hash differs" in message
-
-
-def test_an_expert_that_knows_the_test_inputs(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
-    """Whatever the expert says is made the truth on test, and never on val."""
-    with (word_tables / "mood.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    model = load(tuned / "merged")
-    expert = reopen_experts(model, folder=tuned / "merged").teacher("mood")
-    labels = model.labels["mood"]
-    answers = expert.predict([row["text"] for row in rows], device="cpu")
-    for row, answer in zip(rows, answers, strict=True):
-        place = labels.index(answer["mood"].label)
-        if row["split"] != "train":
-            row["label"] = labels[place if row["split"] == "test" else 1 - place]
-    with (tmp_path / "mood.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ("text", "label", "split"))
-        writer.writeheader()
-        writer.writerows(rows)
-    words = ["evaluate", tuned / "merged", "--data", tmp_path, "--protocol", "current", "--device", "cpu"]
-    words += ["--out", tmp_path / "run"]
-    notes = json.loads(call(*words, "--json").stdout)["notes"]
-    (note,) = (note for note in notes if "scores 100.0 on test but 0.0 on validation data" in note)
-    assert json.loads((tmp_path / "run" / "notes.json").read_text()) == notes
-    assert f"warning: {note}" in call(*words).stdout
 
 
 def test_columns_of_other_names(berts: Path, tuned: Path, word_tables: Path, tmp_path: Path) -> None:
@@ -160,8 +131,7 @@ def test_align(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
     call("export", tmp_path / "to", "--task", "two", "--out", tmp_path / "two")
 
 
-def test_what_an_aligned_model_has_seen(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
-    call(*aligning(tables, merged_berts, tmp_path / "ridge"), "--aligner", "ridge")
+def test_an_aligner_that_adds_parameters(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
     words = aligning(tables, merged_berts, tmp_path / "surgery")
     more = ["--aligner", "surgery", "--set", "rank=2", "--set", "steps=5", "--seed", 7, "--split", "test"]
     about = json.loads(call(*words, *more, "--json").stdout)["manifest"]["alignment"]
@@ -171,23 +141,6 @@ def test_what_an_aligned_model_has_seen(tables: Path, merged_berts: Path, tmp_pa
     assert added == 2 * 2 * 32
     assert "parameters added" in call(*words, *more, "--force").stdout
     assert "cannot store" in refused("export", tmp_path / "surgery", "--task", "two", "-o", tmp_path / "two", code=2)
-    call(
-        "evaluate", merged_berts, tmp_path / "ridge", tmp_path / "surgery", "--out", tmp_path / "run",
-        "--device", "cpu", "--protocol", "current", "--protocol", "aligned-c", "--shots", 4, "--seeds", 1,
-        "--no-references", *(f"--data={task}={tables / task}.csv" for task in TASKS),
-    )  # fmt: skip
-    seen = {
-        (record.method, record.protocol): (record.access, record.extra_parameters)
-        for record in records_of(tmp_path / "run")
-        if record.task == "two"
-    }
-    assert seen["task_arithmetic", "current"] == ("data-free", 0)
-    assert seen["task_arithmetic + ridge", "current"] == ("inductive", 0)
-    assert seen["task_arithmetic + surgery", "current"] == ("transductive", added)
-    assert seen["task_arithmetic + surgery", "joint"] == ("transductive", 2 * added)
-    # Another head takes the place of all that surgery added, but what was seen was seen.
-    assert seen["task_arithmetic + surgery", "aligned-c"] == ("transductive", 0)
-    assert seen["task_arithmetic + ridge", "aligned-c"] == ("inductive", 0)
 
 
 def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path) -> None:
@@ -199,16 +152,9 @@ def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path
     )
     assert "align: inputs of the train split of two" in call("merge", path, "--dry-run").stdout
     assert json.loads(call("merge", path, "--dry-run", "--json").stdout)["align"]["tasks"] == ["two"]
-    text = call("merge", path, "--quiet").stdout
-    assert "two: ridge on 60 inputs of train; strength" in text
-    assert "heads: two (2), three (3)" in text
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["merged", "recipe.yaml", "two.csv"]
-    assert verify_folder(tmp_path / "merged") == []
+    assert "two: ridge on 60 inputs of train; strength" in call("merge", path, "--quiet").stdout
     data = f"two={tables / 'two.csv'}"
     assert "does not use the section 'align'" in refused("negate", path, "--target", "two", "--data", data, code=2)
-    path.write_text(path.read_text().replace("two: two.csv", "tow: tow.csv").replace("merged", "other"))
-    assert "tow.csv does not exist" in refused("merge", path, code=2)
-    assert not (tmp_path / "other").exists()
 
 
 def test_a_scale_that_is_chosen(berts: Path, tables: Path, tmp_path: Path) -> None:

@@ -53,12 +53,6 @@ def test_groups_keep_their_full_rates() -> None:
     assert values[2].tolist() == [0.0, 0.0]  # no gradient
 
 
-def test_no_gradient_no_step() -> None:
-    values = torch.ones(300)
-    Adam(values).step(values, torch.zeros(300), 1.0)
-    assert torch.equal(values, torch.ones(300))
-
-
 def test_rates_rise_and_fall() -> None:
     shares = [rate_share(step, 100, warmup=0.1) for step in range(100)]
     assert shares[:10] == pytest.approx([n / 10 for n in range(1, 11)])

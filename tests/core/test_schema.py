@@ -97,19 +97,18 @@ def test_wrong_data(data: dict[str, object], match: str) -> None:
         make(**data)
 
 
-@pytest.mark.parametrize("data", [None, [], "path", 3])
-def test_what_is_no_mapping(data: object) -> None:
-    with pytest.raises(RecipeError, match="here must be a mapping of options, got"):
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        *((data, "here must be a mapping of options, got") for data in (None, ["path"], "path", 3)),
+        ({"path": "p", 3: 4}, "here: unknown option '3'"),
+        ({None: 4}, "here: unknown option 'None'"),
+        ({}, "here: 'path' is missing"),
+    ],
+)
+def test_what_is_no_mapping_of_options(data: object, match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
         build(Outer, data, where="here")
-
-
-def test_odd_keys() -> None:
-    with pytest.raises(RecipeError, match="here: unknown option '3'"):
-        build(Outer, {"path": "p", 3: 4}, where="here")
-    with pytest.raises(RecipeError, match="here: unknown option 'None'"):
-        build(Outer, {None: 4}, where="here")
-    with pytest.raises(RecipeError, match="here: 'path' is missing"):
-        build(Outer, {}, where="here")
 
 
 def test_the_schema_is_the_fields() -> None:

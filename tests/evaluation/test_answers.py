@@ -15,7 +15,7 @@ from tests.evaluation.making import CURRENT, average, encoded, only, scored
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task, few_shot
-from orthomerge.evaluation.answers import Draw, answers, gather, joint_predictions
+from orthomerge.evaluation.answers import answers, gather, joint_answers
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.evaluation.metrics import UNSCORED
@@ -183,7 +183,7 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     head = head_of(model.head("where"))
     extra = SurgeryHead(head, torch.zeros(4, head.width), torch.zeros(head.width, 4))
     more = model.with_heads({**model.heads, "where": extra})
-    whole, behind = (gather(EvaluationProtocol(name), tasks, more, "where", Draw(0)) for name in ("current", "knn"))
+    whole, behind = (gather(EvaluationProtocol(name), tasks, more, "where") for name in ("current", "knn"))
     assert id(whole.head) == id(extra)
     assert behind.head is head
     (answer,) = answers(EvaluationProtocol(), tasks, more, "where")
@@ -242,8 +242,8 @@ def test_joint_by_hand() -> None:
     #   (0.5, 0): .5 -.5|  0  0  0   -> place 0 = left: the wrong task for `two`
     one, two = features("one", [[5.0, 1.0], [-2.0, 1.0]], [0, 1]), features("two", [[1.0, -2.0], [0.5, 0.0]], [2, 1])
     tasks, models = Given({"one": one, "two": two}), dict.fromkeys(HEADS)
-    found = joint_predictions(tasks, models)  # type: ignore[arg-type]
-    assert {task: (predicted.tolist(), truth.tolist()) for task, predicted, truth in found} == {
+    found = joint_answers(tasks, models)  # type: ignore[arg-type]
+    assert {task: (answer.predicted.tolist(), answer.truth.tolist()) for task, answer in found} == {
         "one": ([0, 2], [0, 1]),
         "two": ([4, 0], [4, 3]),
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from orthomerge.api.analogy import analogy
 from orthomerge.api.negate import negate
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.data.task import Examples, Split, Task
 from orthomerge.evaluation.editing import (
     Analogy,
     AnalogyPoint,
@@ -31,45 +31,33 @@ from orthomerge.evaluation.editing import (
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.scale import Span, arithmetic, span_of
-from orthomerge.files.checkpoint import Spec
-from orthomerge.models.encoding import Encoding
 from orthomerge.models.families import generic
+from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.model import Model
+from orthomerge.models.model_data import Encoder, Origin
+from orthomerge.models.tensors import MemoryTensors
 
 
-class Scaled(torch.nn.Module):
+class Pairs(EncodedTasks):
     """Features are the two numbers of an input, each times a weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight
-
-
-@dataclass(frozen=True)
-class Pairs:
-    modality: ClassVar[Modality] = "image"
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {"x": torch.tensor(np.stack(list(inputs)), dtype=torch.float32)}
-
-    def digest(self) -> str:
-        return "pairs"
+    def features(self, model: Any, task: str, split: Split, *, reader: Head | None = None) -> Features:
+        examples = self.tasks[task][split]
+        values = torch.tensor(np.stack(list(examples.inputs)), dtype=torch.float32)
+        return Features.of(values * model.weights.tensors["weight"], examples, task)
 
 
 def span_by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
-    skeleton = Skeleton(Scaled(), {"weight": "weight"}, generic(""), {}, {"weight": Spec((2,), "F32")})
-    tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
-    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
+    start, *changes = ({"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions))
+    encoder = Encoder(generic(""), {}, MemoryTensors(start))
+    model = Model(encoder, {}, cast("Any", None), Origin({"method": {"name": "by hand"}}))
+    return Span(model, start, tuple(changes))
 
 
 def pairs_of(*tasks: Task, said: Said | None = None) -> EncodedTasks:
-    how = Encoding(None, "cpu", processor=Pairs())
-    return EncodedTasks({task.name: task for task in tasks}, how=how, progress=said or Said())
+    return Pairs({task.name: task for task in tasks}, progress=said or Said())
 
 
 def task_of(name: str, splits: Mapping[Split, tuple[Sequence[Sequence[float]], Sequence[int]]]) -> Task:
@@ -134,18 +122,20 @@ def test_negation_by_hand() -> None:
     assert found.controls == ("control",)
 
 
-@pytest.mark.parametrize(("keep", "scale"), [(1.0, 0.2), (0.95, 0.4), (0.9, 0.6), (0.1, 0.6)])
-def test_how_much_to_keep_and_the_smaller_of_equals(keep: float, scale: float) -> None:
-    assert negated(span_by_hand(*LINE), keep=keep).scale == scale
+@pytest.mark.parametrize(
+    ("line", "keep", "scale"),
+    [(LINE, 1.0, 0.2), (LINE, 0.95, 0.4), (LINE, 0.9, 0.6), (LINE, 0.1, 0.6), (((1, 1), (1, 0)), 0.95, 0.0)],
+)
+def test_how_much_to_keep_and_the_smaller_of_equals(line: Any, keep: float, scale: float) -> None:
+    assert negated(span_by_hand(*line), keep=keep).scale == scale
 
 
-def test_no_scale_keeps_the_control_or_none_forgets() -> None:
+def test_no_scale_keeps_the_control() -> None:
     found = negated(span_by_hand((1, 1), (-1, -10)))
     assert found.scale == 0.0
     assert found.edited == found.base
     assert found.kept == 1.0
     assert min(point.target for point in found.curve) == 0.5  # it was there to be had
-    assert negated(span_by_hand((1, 1), (1, 0))).scale == 0.0
 
 
 def test_several_controls_are_one() -> None:
@@ -164,10 +154,11 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
     ]
     cases: list[tuple[str, Sequence[Task], dict[str, Any]]] = [
         (r"positive numbers, got -0\.1", (), {"grid": (-0.1,)}),
-        (r"share of the control to keep must be in \(0, 1\], got 0", (), {"keep": 0.0}),
-        (r"share of the control to keep must be in \(0, 1\], got 1\.1", (), {"keep": 1.1}),
-        ("needs a head of the target 'target' and of a control task", (), {"heads": {"target": HEADS["target"]}}),
-        ("needs a head of the target 'target' and of a control task", (), {"heads": {"control": HEADS["control"]}}),
+        *((rf"control to keep must be in \(0, 1\], got {keep}", (), {"keep": keep}) for keep in (0.0, 1.1)),
+        *(
+            ("needs a head of the target 'target' and of a control task", (), {"heads": {name: head}})
+            for name, head in HEADS.items()
+        ),
         ("val split of 'control' has no labels", (TARGET, blind[0]), {}),
         ("test split of 'control' has no labels", (TARGET, blind[1]), {}),
         ("there is no data for 'control'", (TARGET,), {}),
@@ -203,8 +194,8 @@ def accuracy(head: Any, values: torch.Tensor, labels: Any) -> float:
 def test_negation_is_that_of_real_merges(toy: Toy) -> None:
     result = negate(toy.experts, "bright", toy.tasks, grid=(0.3, 1.0), keep=0.6, encoding=toy.encoding)
     found, tasks = result.search, encoded(toy)
-    line = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": -1.0}))
-    heads = base_heads(line, tasks, toy.experts.heads)
+    base = span_of(arithmetic(toy.experts, {}))
+    heads = base_heads(base, tasks, toy.experts.heads)
 
     def measured(scale: float, task: str, split: Split) -> float:
         model = arithmetic(toy.experts, {"bright": 0.0 - scale})
@@ -228,12 +219,11 @@ def test_negation_is_that_of_real_merges(toy: Toy) -> None:
 
 def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     tasks = encoded(toy)
-    span = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": -1.0}))
-    span.at(1.0)  # wherever it was
+    span = span_of(arithmetic(toy.experts, {}))
     reader = {"where": replace(toy.experts.heads["where"], pooling="mean")}
     head = base_heads(span, tasks, reader)["where"]
     assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
-    train = span.features((0.0,), tasks, "where", "train", head)
+    train = tasks.features(toy.experts.base, "where", "train", reader=head)
     assert accuracy(head, train.values, train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):
         base_heads(span, encoded(toy, tasks=without_labels(toy, "train")), reader)

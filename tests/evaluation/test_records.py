@@ -150,30 +150,15 @@ def test_mean_spread_and_worst_seed() -> None:
     assert line.worst_seed == pytest.approx(40)
     assert line.spread == pytest.approx(10)
     assert line.seeds == 3
-    assert line.title == "knn, 5/class"
+    assert line.way.title == "knn, 5/class"
     # Two tasks, each 3 points down and 4 points up: sqrt(9 + 9) / 2 and sqrt(16 + 16) / 2
     assert (line.low, line.high) == pytest.approx((50 - 18**0.5 / 2, 50 + 32**0.5 / 2))
     (alone,) = lines([record("a", 0.5)])
     assert (alone.low, alone.high) == pytest.approx((47, 54))
     (line,) = lines([record("a", 0.25, shots=0.1), record("b", 0.75, shots=0.1)])
     assert (line.mean, line.worst_seed, line.spread, line.seeds) == (50, 50, None, 1)
-    assert line.title == "knn, 10%"
-
-
-def test_what_makes_another_line() -> None:
-    given = [
-        record("a", 0.1, access="transductive"),
-        record("a", 0.2),
-        record("a", 0.3, shots=None),
-        record("a", 0.4, method="average"),
-        record("a", 0.5, protocol="probe"),
-        record("a", 0.6, metric="calibration"),
-        record("a", 0.7, options={"l2": 1.0}),
-        record("a", 0.8, options={"l2": 0.1}),
-        record("a", 0.9, support="val"),
-    ]
-    assert [line.mean for line in lines(given)] == pytest.approx([10, 20, 30, 40, 50, 70, 80, 90])
-    assert lines([]) == []
+    assert line.way.title == "knn, 10%"
+    assert lines([record("a", 0.6, metric="calibration")]) == []
 
 
 def test_markdown() -> None:

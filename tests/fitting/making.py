@@ -8,9 +8,9 @@ import torch
 
 from orthomerge.core.adam import Optimiser
 from orthomerge.fitting.gates import Gates
-from orthomerge.fitting.inputs import Targets, encoded_rows
-from orthomerge.fitting.setting import Setting
-from orthomerge.testing.settings import CPU, Kind, make_setting
+from orthomerge.fitting.setting import Setting, Targets, encoded_rows
+from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.settings import CPU, WIDTH, Kind, make_setting
 
 KINDS: list[Kind] = ["bert", "vit"]
 
@@ -65,6 +65,19 @@ def average(setting: Setting) -> torch.Tensor:
 def numbers(seed: int, *shape: int) -> torch.Tensor:
     """Normal numbers of a seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hidden(head: Head) -> Head:
+    layer = Linear(0.3 * numbers(0, WIDTH, WIDTH), numbers(1, WIDTH))
+    return replace(head, hidden=layer, activation="tanh")
+
+
+def normal(head: Head) -> Head:
+    return replace(head, output=Linear(10 * head.output.weight), normalise=True)
+
+
+def features_of(setting: Setting, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    return dict(zip(setting.tasks, scale * numbers(1, 3, 5, WIDTH), strict=True))
 
 
 @dataclass

@@ -160,20 +160,6 @@ def test_the_ends() -> None:
     assert off.measures() == {"masked": 1.0}
 
 
-@pytest.mark.parametrize("final", ["expected", "binary"])
-def test_before_its_first_step_it_is_task_arithmetic(final: Final) -> None:
-    setting = make_setting("bert")
-    mask = ConcreteMask(setting.base, setting.tuned("two") - setting.base, setting.layout)
-    weights = setting.base + mask.final(final) * mask.vector
-    torch.testing.assert_close(weights, setting.tuned("two"), rtol=1e-5, atol=1e-6)
-    expected = setting.merged("task_arithmetic", {"scale": 0.3})
-    for method in (
-        ConcreteTa(steps=1, lr=1e-12, final="expected"),
-        ConcreteAm(steps=1, lr=1e-12, adapt_steps=1, adapt_lr=1e-12, final="expected"),
-    ):
-        torch.testing.assert_close(method.fit(setting).weights, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_falls(kind: Kind) -> None:
     setting, forms = make_setting(kind), get_args(Final)

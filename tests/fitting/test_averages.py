@@ -15,10 +15,9 @@ from torch import nn
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality
 from orthomerge.fitting.fisher import Fisher, directions, fisher_of
-from orthomerge.fitting.inputs import Inputs, encoded, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.lm_cocktail import LmCocktail
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Inputs, Setting, encoded, prepare
 from orthomerge.models.heads import Head, Linear
 from orthomerge.testing.settings import CPU, Kind, make_setting
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-
 import pytest
 import torch
 from tests.fitting.making import Steps, numbers
 
-from orthomerge.fitting.concrete import ConcreteMask, TwoLevels
-from orthomerge.fitting.gates import Coefficients, Fixed, Free, Gates, Mask
+from orthomerge.fitting.gates import Coefficients, Free, Mask
 from orthomerge.fitting.layout import Layout
 
 P = 500
@@ -39,47 +35,6 @@ def vectors() -> torch.Tensor:
 
 def coefficients(*, by_tensor: bool = True, clamp: bool = True) -> Coefficients:
     return Coefficients(flat(0), vectors(), LAYOUT, by_tensor=by_tensor, start=0.3, lr=0.1, clamp=clamp)
-
-
-def two_levels() -> TwoLevels:
-    zero = torch.zeros(LAYOUT.size)
-    mask = ConcreteMask(flat(0), zero.clone(), LAYOUT, lr=0.1)
-    return TwoLevels(mask, Coefficients(zero, vectors(), LAYOUT, by_tensor=True, lr=1.0))
-
-
-GATES: dict[str, Callable[[], Gates]] = {
-    "free": lambda: Free(flat(0), lr=0.1, decay=0.5),
-    "mask": lambda: Mask(flat(0), flat(1), penalty=1e-3),
-    "hard": lambda: Mask(flat(0), flat(1), cap=2.0, form="hard"),
-    "coefficients": coefficients,
-    "concrete": lambda: ConcreteMask(flat(0), flat(1), LAYOUT, lr=0.1),
-    "two levels": two_levels,
-}
-
-
-@pytest.mark.parametrize("kind", GATES)
-def test_values_and_moments_are_all_that_a_run_continues_from(kind: str) -> None:
-    whole = Steps(GATES[kind](), LAYOUT.size)
-    for seed in range(3):  # of two levels: in the middle of a step
-        whole.take(flat(seed))
-    again = Steps(GATES[kind](), LAYOUT.size, whole.count)
-    again.optimiser.load(deepcopy(whole.optimiser.state()))
-    again.gates.write(again.weights, again.count)
-    assert torch.equal(again.weights, whole.weights)
-    before = whole.weights.clone()
-    for seed in (7, 8):
-        assert torch.equal(again.take(flat(seed)), whole.take(flat(seed)))
-    assert not torch.equal(whole.weights, before)
-    assert whole.gates.size == whole.gates.values.numel()
-
-
-def test_fixed_weights_stay() -> None:
-    gates, weights = Fixed(numbers(0, P)), torch.empty(P)
-    gates.write(weights)
-    gates.backward(numbers(1, P), 0)
-    gates.write(weights, 1)
-    assert torch.equal(weights, numbers(0, P))
-    assert (gates.size, gates.groups, gates.measures()) == (0, [], {})
 
 
 def test_free_weights_move_as_in_adamw() -> None:
@@ -151,6 +106,8 @@ def test_measures_count_elements_that_some_expert_changed() -> None:
     mask.values[:] = 1
     mask.values[:200] = -1
     assert mask.measures() == {"masked": 100 / 400}
+    by_tensor = mask.masked_by_tensor(Layout({"a": (64, 2), "b": (372,)}))
+    assert by_tensor == {"a": {"masked": 28, "of": 28}, "b": {"masked": 72, "of": 372}}
     assert Mask(numbers(0, P), torch.zeros(P)).measures() == {"masked": 0.0}
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import first_targets
-from tests.fitting.test_objective import features_of, hidden, normal
+from tests.fitting.making import features_of, first_targets, hidden, normal
 
-from orthomerge.fitting.inputs import Targets, encoded
 from orthomerge.fitting.moma import FeatureDistance, Moma
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, Targets, encoded
 from orthomerge.models.heads import Head, Linear
 from orthomerge.testing.settings import WIDTH, make_setting
 

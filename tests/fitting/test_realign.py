@@ -11,10 +11,8 @@ import torch
 from tests.fitting.making import shared_setting
 
 from orthomerge.core.device import derive
-from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.mixtures import mixtures, with_mixtures
-from orthomerge.fitting.realign import Realign
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.realign import Realign, mixtures, with_mixtures
+from orthomerge.fitting.setting import Setting, encoded
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import Kind, Words, make_setting
 

@@ -250,10 +250,3 @@ def test_a_layer_of_the_second_block_solves_its_equations_above_merged_blocks(ki
             left[name] = left[name] + seen[name] @ (merged[name] - own[name]).T
     for name, residual in left.items():
         assert float(residual.norm()) < 1e-3 * float(seen[name].norm()), name
-
-
-def test_blocks_by_name() -> None:
-    assert _block("encoder.layer.3.attention.self.query.weight") == "encoder.layer.3"
-    assert _block("encoder.block.0.layer.1.DenseReluDense.wi.weight") == "encoder.block.0"
-    assert _block("layers.11.mlp.fc1.weight") == "layers.11"
-    assert _block("pooler.dense.weight") == "pooler.dense"

@@ -45,17 +45,6 @@ def test_the_size_of_blocks_changes_no_bit(name: str, coarse: bool, monkeypatch:
     assert all(same(whole, other) for other in others)
 
 
-FAITHFUL: list[tuple[str, Any]] = [(name, row.faithful) for name, row in METHODS.items() if not row.matrices]
-FAITHFUL += [("ties@fusionbench", {"density": 1.0, "scale": 1.0, "merge": merge}) for merge in ("mean", "max")]
-
-
-@pytest.mark.parametrize(("name", "options"), [case for case in FAITHFUL if not isinstance(case[1], str)])
-def test_one_expert_comes_back_bit_for_bit(name: str, options: dict[str, Any]) -> None:
-    vectors = random_vectors(experts=1)
-    result = merged(make_method(name, options, tasks=("a",)), vectors)
-    assert all(torch.equal(delta, vectors.vectors["a"][key]) for key, delta in result.items())
-
-
 # MagMax, consensus, breadcrumbs.
 
 

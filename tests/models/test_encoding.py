@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,28 +21,9 @@ from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
 from orthomerge.models.processing import PixelProcessor
+from orthomerge.testing.settings import Words
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
-
-
-@dataclass
-class Words:
-    """A small tokenizer: a number for each word, padded to the longest text, with a mask."""
-
-    modality: ClassVar[Modality] = "text"
-    mask: bool = True
-    longest: int = 38
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        rows = [[1, *(2 + int(hashlib.md5(word.encode()).hexdigest(), 16) % 50 for word in text.split())]
-                [: self.longest] for text in inputs]  # fmt: skip
-        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row)
-        return {"input_ids": ids, "attention_mask": (ids > 0).long()} if self.mask else {"input_ids": ids}
-
-    def digest(self) -> str:
-        return f"words {self.longest}"
 
 
 def some_texts() -> Examples:
@@ -63,21 +43,11 @@ def bert() -> Any:
     return copy.deepcopy(build("BertModel", "bert"))
 
 
-@pytest.fixture
-def vit() -> Any:
-    return copy.deepcopy(build("ViTModel", "vit"))
-
-
 def film(
     bert: Any, pooling: str = "cls", examples: Examples = TEXTS, processor: Any = WORDS, device: str = "cpu", **how: Any
 ) -> Features:
     """Features of texts."""
     return extract(bert, BERT, pooling, examples, processor, task="film", how=Encoding(None, device, **how))
-
-
-def digits(vit: Any, pooling: str = "cls", **how: Any) -> Features:
-    """Features of images."""
-    return extract(vit, VIT, pooling, IMAGES, PIXELS, task="digit", how=Encoding(None, "cpu", **how))
 
 
 def one_by_one(encoder: torch.nn.Module, family: Family, pooling: str, examples: Examples, process: Any) -> Any:
@@ -100,10 +70,12 @@ def test_texts_equal_a_loop(bert: torch.nn.Module, pooling: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_images_equal_a_loop(vit: torch.nn.Module, pooling: str) -> None:
+def test_images_equal_a_loop(pooling: str) -> None:
+    vit = build("ViTModel", "vit")
     expected = one_by_one(vit, VIT, pooling, IMAGES, PIXELS)
     for batch in (1, 4, 11, 100):
-        features = digits(vit, pooling, batch=batch)
+        how = Encoding(None, "cpu", batch=batch)
+        features = extract(vit, VIT, pooling, IMAGES, PIXELS, task="digit", how=how)
         torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
     assert (features.labels, features.split, len(features)) == (None, "train", 11)
 
@@ -121,6 +93,11 @@ class Interrupted(Words):
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         raise KeyboardInterrupt
+
+
+class WithoutMask(Words):
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return {"input_ids": super().__call__(inputs)["input_ids"]}
 
 
 def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.nn.Module) -> None:
@@ -168,22 +145,12 @@ class Numbers:
         return "numbers"
 
 
-class Rows(torch.nn.Module):
-    """Gives its input back, changed."""
-
-    def __init__(self, change: Any) -> None:
-        super().__init__()
-        self.change = change
-
-    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
-        values: torch.Tensor = self.change(batch["x"])
-        return values
-
-
 def run(change: Any, precision: Any = "float32") -> Features:
+    """Features of an encoder that gives its input back, changed."""
     examples = Examples(list(np.arange(14).reshape(7, 2)), None, "val")
-    how = Encoding(None, "cpu", precision, batch=3)
-    return extract(Rows(change), generic(""), "output", examples, Numbers(), task="toy", how=how)
+    how, encoder = Encoding(None, "cpu", precision, batch=3), torch.nn.Module()
+    encoder.forward = lambda **batch: change(batch["x"])
+    return extract(encoder, generic(""), "output", examples, Numbers(), task="toy", how=how)
 
 
 def test_by_hand() -> None:
@@ -222,18 +189,19 @@ def test_features_that_are_refused(change: Any, precision: str, error: type[Exce
         run(change, precision)
 
 
-def test_options_that_are_refused(bert: torch.nn.Module) -> None:
-    wrong: Any = "bf16"
-    with pytest.raises(RecipeError, match=r"unknown precision 'bf16'; did you mean 'bfloat16'"):
-        Encoding(precision=wrong)
-    with pytest.raises(RecipeError, match=r"'batch' must be at least 1, got 0"):
-        Encoding(batch=0)
-    with pytest.raises(RecipeError, match=r"family 'bert' has no pooling 'clss'; did you mean 'cls'"):
-        film(bert, "clss")
-    with pytest.raises(RecipeError, match=r"the test split of 'film' is empty"):
-        film(bert, examples=Examples([], None, "test"))
-    with pytest.raises(RecipeError, match=r"'input_ids' without 'attention_mask', so padding would count"):
-        film(bert, processor=Words(mask=False))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16"}, r"unknown precision 'bf16'; did you mean 'bfloat16'"),
+        ({"batch": 0}, r"'batch' must be at least 1, got 0"),
+        ({"pooling": "clss"}, r"family 'bert' has no pooling 'clss'; did you mean 'cls'"),
+        ({"examples": Examples([], None, "test")}, r"the test split of 'film' is empty"),
+        ({"processor": WithoutMask()}, r"'input_ids' without 'attention_mask', so padding would count"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str, bert: torch.nn.Module) -> None:
+    with pytest.raises(RecipeError, match=message):
+        film(bert, **options)
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

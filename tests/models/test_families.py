@@ -131,7 +131,7 @@ def test_tied_names_repeat_an_encoder_tensor(name: str) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    names = ", ".join(f"orthomerge.models.{name}" for name in ("families", "experts", "saved", "writing", "inspection"))
+    names = ", ".join(f"orthomerge.models.{name}" for name in ("families", "experts", "saved", "writing"))
     heavy = "{'torch', 'transformers', 'sklearn', 'huggingface_hub'}"
     code = f"import sys, {names}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

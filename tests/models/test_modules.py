@@ -91,22 +91,23 @@ def test_what_is_built_without_a_pooler_or_not_at_all() -> None:
         module({}, {"a": torch.ones(1)}, generic("bert"))
 
 
-def test_modules_are_shared_and_refilled() -> None:
-    """Two are kept; each encoder finds its own weights, whoever used the module before."""
-    release()
+def test_the_last_two_modules_are_kept() -> None:
     config, tensors = parts()
-    encoders = [
+    first, second, third = encoders = [
         Encoder(family("bert"), config, MemoryTensors({name: tensor + shift for name, tensor in tensors.items()}))
         for shift in (0.0, 1.0, 2.0)
     ]
     key = "encoder.layer.0.output.dense.weight"
-    for place in (0, 1, 0, 2, 1, 0, 2):
-        skeleton = loaded(encoders[place])
-        assert torch.equal(skeleton.module.state_dict()[skeleton.names[key]], tensors[key] + float(place))
-    assert loaded(encoders[2]) is loaded(encoders[2])
-    modules = {id(loaded(encoder).module) for encoder in encoders}
-    assert len(modules) <= 2
-    release()
+    for shift, encoder in enumerate(encoders):
+        skeleton = loaded(encoder)
+        assert loaded(encoder) is skeleton
+        assert torch.equal(skeleton.module.state_dict()[skeleton.names[key]], tensors[key] + float(shift))
+    kept = loaded(second)
+    loaded(first)
+    assert loaded(second) is kept
+    assert loaded(third) is not skeleton
+    release(second)
+    assert loaded(second) is not kept
 
 
 def test_a_folder_of_somebody_else_is_not_given_to_transformers(

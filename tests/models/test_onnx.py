@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from tests.berts import write_tables
 from tests.calling import call, refused
-from tests.models.making import open_models, write_models
+from tests.models.making import batch_for, open_models, write_models
 
 import orthomerge as om
 from orthomerge.core.errors import NumericalError, OutputError, RecipeError
@@ -38,20 +39,18 @@ def answers(folder: Path, batch: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return {name: torch.from_numpy(np.asarray(each)) for name, each in zip(names, outputs, strict=True)}
 
 
-def texts(lengths: list[int]) -> dict[str, torch.Tensor]:
-    ids = torch.randint(5, 50, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+def inputs_of(model: om.Model) -> dict[str, torch.Tensor]:
+    """A batch of other size and length than those of the export."""
+    batch = batch_for(model.family, SimpleNamespace(**model.config))
+    batch["token_type_ids"] = torch.zeros_like(next(iter(batch.values()))).long()
+    return {name: batch[name] for name in _INPUTS[model.family.name]}
 
 
 @pytest.mark.parametrize("name", sorted({*_INPUTS} - {"xlm_roberta", "camembert"}))  # these are RoBERTa
 def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
     model = average(name, tmp_path)
     about: Any = om.export(model, tmp_path / "onnx", task="two", format="onnx")
-    if "pixel_values" in _INPUTS[name]:
-        batch = {"pixel_values": torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
-    else:
-        batch = {key: tensor for key, tensor in texts([4, 11, 1, 7, 2]).items() if key in _INPUTS[name]}
+    batch = inputs_of(model)
     with torch.no_grad():
         meant = model.module("cpu")(**batch)["two"]
     torch.testing.assert_close(answers(tmp_path / "onnx", batch)["logits"], meant, rtol=0, atol=1e-4)
@@ -63,9 +62,10 @@ def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
 def test_all_heads_in_one_graph(merged_berts: Path, tmp_path: Path) -> None:
     text = call("export", merged_berts, "--all-heads", "--format", "onnx", "--out", tmp_path / "onnx").stdout
     assert "outputs two, three, five; logits are within" in text
-    batch = texts([9, 3])
+    model = om.load(merged_berts)
+    batch = inputs_of(model)
     with torch.no_grad():
-        meant = om.load(merged_berts).module("cpu")(**batch)
+        meant = model.module("cpu")(**batch)
     logits_of = answers(tmp_path / "onnx", batch)
     assert list(logits_of) == ["two", "three", "five"]
     for task, logits in logits_of.items():
@@ -104,14 +104,13 @@ def test_refused(merged_berts: Path, berts: Path, tmp_path: Path) -> None:
     to = tmp_path / "onnx"
     with pytest.raises(RecipeError, match="did you mean 'two'"):
         om.export(merged_berts, to, task="tow", format="onnx")
-    assert "did you mean 'onnx'" in refused(
-        "export", merged_berts, "--task", "two", "--format", "onx", "--out", to, code=2
-    )
-    assert "not both" in refused(
-        "export", merged_berts, "--task", "two", "--all-heads", "--format", "onnx", "--out", to, code=2
-    )
-    assert "give --task" in refused("export", merged_berts, "--all-heads", "--out", to, code=2)
-    assert "give --task TASK, or --all-heads" in refused("export", merged_berts, "--out", to, code=2)
+    for words, message in (
+        (("--task", "two", "--format", "onx"), "did you mean 'onnx'"),
+        (("--task", "two", "--all-heads", "--format", "onnx"), "not both"),
+        (("--all-heads",), "give the 'task', or format='onnx'"),
+        ((), "give --task TASK, or --all-heads"),
+    ):
+        assert message in refused("export", merged_berts, *words, "--out", to, code=2)
     tables = write_tables(tmp_path)
     options: dict[str, Any] = {"rank": 2, "steps": 2}
     aligned = om.align(merged_berts, {"two": tables / "two.csv"}, aligner="surgery", options=options)

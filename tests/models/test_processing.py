@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.task import Examples, Lazy, pick
+from orthomerge.data.task import Examples
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, batches
 from orthomerge.models.processors import load_processor
 
@@ -201,18 +201,3 @@ def test_batches_lose_nothing() -> None:
         IncompatibleError, match="must make one row per input, got 1 rows of 'pixel_values' from 2 inputs"
     ):
         next(batches(numbers(3), Loses(2), 2))
-
-
-def test_lazy_inputs_stay_lazy() -> None:
-    opened: list[int] = []
-
-    def load(key: int) -> int:
-        opened.append(key)
-        return key * 10
-
-    inputs = Lazy(range(5), load)
-    chosen = pick(inputs, np.array([3, 1]))
-    assert (len(inputs), len(chosen), opened) == (5, 2, [])
-    assert list(chosen) == [30, 10]
-    assert list(inputs[1:3]) == [10, 20]
-    assert pick(["a", "b"], [1]) == ["b"]

@@ -27,8 +27,8 @@ SHAPES = {WORDS: (10, 4), QUERY: (4, 4), NORM: (4,), POOLER: (4, 4)}
 ENCODER = {name: Spec(shape, "F32") for name, shape in SHAPES.items()}
 
 
-def specs(*names: str, **shapes: tuple[int, ...]) -> dict[str, Spec]:
-    return {name: Spec(shapes.get(name, (4, 4)), "F32") for name in names}
+def specs(*names: str) -> dict[str, Spec]:
+    return dict.fromkeys(names, Spec((4, 4), "F32"))
 
 
 def under(
@@ -201,7 +201,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
 @pytest.mark.parametrize("prefix", ["", "module.transformer."])
 def test_tied_weights_of_an_expert(held: tuple[str, ...], prefix: str) -> None:
     reference = specs("shared.weight", "encoder.block.0.weight")
-    tensors = {prefix + name: Spec((4, 4), "F32") for name in (*held, "encoder.block.0.weight", "lm_head.weight")}
+    tensors = specs(*(prefix + name for name in (*held, "encoder.block.0.weight", "lm_head.weight")))
     split = split_expert(tensors, T5, reference, pooling="eos")
     kept = "shared.weight" if "shared.weight" in held else held[0]
     assert split.names == {"shared.weight": prefix + kept, "encoder.block.0.weight": f"{prefix}encoder.block.0.weight"}

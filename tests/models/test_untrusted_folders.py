@@ -81,20 +81,6 @@ def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: P
     assert offline == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "asks to run its own code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\)"),
-    ],
-)
-@pytest.mark.parametrize("role", ["base", "two"])
-def test_what_is_refused(change: dict[str, Any], message: str, role: str, models: Path) -> None:
-    change_json(models / role / "config.json", **change)
-    with pytest.raises(CheckpointError, match=message):
-        merged(models)
-
-
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "processor_config.json"])
 def test_a_processor_with_code_is_neither_loaded_nor_copied(name: str, models: Path, tmp_path: Path) -> None:
     (models / "base" / name).write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
@@ -129,14 +115,6 @@ def test_a_file_behind_a_link_that_leaves(name: str, target: str, models: Path, 
     assert not (tmp_path / "out").exists()
 
 
-def in_shards(folder: Path) -> list[str]:
-    tensors = load_file(folder / "model.safetensors")
-    save_file(tensors, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return ["model.safetensors.index.json", "model-00001-of-00001.safetensors"]
-
-
 def as_adapter(folder: Path) -> list[str]:
     (folder / "config.json").unlink()
     layer = "base_model.model.bert.encoder.layer.0.attention.self.query"
@@ -152,7 +130,7 @@ def pickled(folder: Path) -> list[str]:
     return ["pytorch_model.bin"]
 
 
-@pytest.mark.parametrize("form", [in_shards, as_adapter, pickled])
+@pytest.mark.parametrize("form", [as_adapter, pickled])
 def test_other_forms_of_checkpoints(form: Callable[[Path], list[str]], models: Path, tmp_path: Path) -> None:
     folder = models / "two"
     names = form(folder)

@@ -10,8 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orthomerge.analysis.diagnosis import Diagnosis, Finding, write_diagnosis
-from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points, Series, View
+from orthomerge.analysis.diagnosis import (
+    Bars,
+    Curve,
+    Diagnosis,
+    Figure,
+    Finding,
+    Heat,
+    Lines,
+    Points,
+    Series,
+    View,
+    write_diagnosis,
+)
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison, TaskDifference
 from orthomerge.evaluation.records import Record, RunInfo, write_info, write_records

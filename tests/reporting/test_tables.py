@@ -32,34 +32,34 @@ def compared() -> list[Comparison]:
 def test_access_classes_are_never_mixed_and_joint_rows_come_last() -> None:
     tables = boards([*(record(task, "ties", 0.1, protocol="joint") for task in TASKS), *RUN], compared())
     assert [board.key for board in tables] == ["inductive", "data-free", "transductive"]
-    assert all({row.line.access for row in board.rows} == {board.key} for board in tables)
-    assert [row.line.protocol for row in tables[1].rows] == ["current", "current", "joint"]
+    assert all({row.way.access for row in board.rows} == {board.key} for board in tables)
+    assert [row.way.protocol for row in tables[1].rows] == ["current", "current", "joint"]
 
 
 def test_numbers_of_a_row() -> None:
     inductive, free, transductive = boards(RUN, compared())
     row = inductive.rows[0]
-    assert (row.line.method, row.line.title) == ("ties", "aligner auto")
+    assert (row.method, row.way.title) == ("ties", "aligner auto")
     # 86 and 82; each interval reaches 2 points either way, so the mean's sqrt(4 + 4) / 2.
-    assert (row.line.mean, row.line.low) == pytest.approx((84, 84 - 2**0.5))
-    score = row.line.scores["a"]
+    assert (row.mean, row.low) == pytest.approx((84, 84 - 2**0.5))
+    score = row.scores["a"]
     assert (score.value, score.low, score.high) == pytest.approx((86, 84, 88))
     assert score.examples == 100
-    assert transductive.rows[0].line.extra == 1234
-    assert [row.line.extra for row in free.rows] == [0, 0]
+    assert transductive.rows[0].extra == 1234
+    assert [row.extra for row in free.rows] == [0, 0]
 
 
 def test_the_best_adds_nothing_and_is_a_merge() -> None:
     inductive, free, transductive = boards(RUN)
     assert [row.best for row in inductive.rows] == [True, False]
-    assert [(row.line.method, row.best) for row in free.rows] == [("expert", False), ("ties", True)]
+    assert [(row.method, row.best) for row in free.rows] == [("expert", False), ("ties", True)]
     assert [row.best for row in transductive.rows] == [False]
 
 
 def test_a_probe_or_a_method_on_fewer_tasks_is_not_the_best() -> None:
     rows = [*RUN, *(record(task, "ties", 0.99, protocol="probe", access="inductive") for task in TASKS)]
     rows.append(record("a", "wudi", 0.99, access="inductive"))
-    assert [row.line.title for row in boards(rows)[0].rows if row.best] == ["aligner auto"]
+    assert [row.way.title for row in boards(rows)[0].rows if row.best] == ["aligner auto"]
 
 
 def test_marks() -> None:

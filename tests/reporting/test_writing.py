@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.reporting.making import full_run, record, small_run, write_run
 
-from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
-from orthomerge.analysis.figures import Bars, Series
+from orthomerge.analysis.diagnosis import Bars, Diagnosis, Series, write_diagnosis
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
 from orthomerge.evaluation.records import write_records
 from orthomerge.reporting import report as reports

@@ -16,7 +16,6 @@ from tests.runs.making import lay_out, outcome
 import orthomerge
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.reading import ColumnSource, read_task
-from orthomerge.evaluation.records import read_info
 from orthomerge.runs import driver
 from orthomerge.runs.driver import Artifact, ArtifactError, drive, engine_of
 from orthomerge.runs.recipe import Recipe
@@ -103,33 +102,21 @@ def test_engines_that_do_not_exist(on: str, message: str, tmp_path: Path, monkey
         engine_of(on)
 
 
-def test_data_in_memory_stays_here(berts: Path, tmp_path: Path) -> None:
+def test_data_that_stays_here(berts: Path, tmp_path: Path) -> None:
     lay_out(berts, tmp_path)
-    section = Evaluate({"two": read_task(tmp_path / "two.csv")})  # type: ignore[dict-item]
-    recipe = Recipe({"two": str(tmp_path / "two")}, base=str(tmp_path / "base"), method="average", evaluate=section)
-    with pytest.raises(RecipeError, match="data in memory cannot be given to other processes"):
-        orthomerge.run(recipe, out=tmp_path / "run", on="process:2")
-
-
-def test_columns_of_data_reach_other_processes(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay_out(berts, tmp_path)
-    table = tmp_path / "two.csv"
-    table.write_text(table.read_text().replace("text,label", "body,kind", 1))
-    monkeypatch.chdir(tmp_path)
-    section = Evaluate({"two": ColumnSource("two.csv", "body", "kind")}, protocols=("current",), device="cpu")
-    recipe = Recipe({"two": "./two"}, base="./base", evaluate=section, diagnose=False, report=False)
-    orthomerge.run(recipe, out="here")
-    orthomerge.run(recipe, out="there", on="process:1")
-    assert Path("here/records.jsonl").read_text() == Path("there/records.jsonl").read_text()
-    assert "columns 'body' and 'kind'" in read_info(Path("there/run.json")).recipe
-    others = [ColumnSource("two.csv", "body", "text"), "two.csv"]
-    assert len({source_digest(source) for source in (*section.data.values(), *others)}) == 3
+    named, *others = (ColumnSource(str(tmp_path / "two.csv"), "text", column) for column in ("label", "text"))
+    for source in (read_task(tmp_path / "two.csv"), named):
+        section = Evaluate({"two": source})  # type: ignore[dict-item]
+        recipe = Recipe({"two": str(tmp_path / "two")}, base=str(tmp_path / "base"), method="average", evaluate=section)
+        with pytest.raises(RecipeError, match="data in memory cannot be given to other processes"):
+            orthomerge.run(recipe, out=tmp_path / "run", on="process:2")
+    assert len({source_digest(source) for source in (named, *others, str(named))}) == 3
 
 
 # The driver alone: artifacts of these tests, made by processes
 
 
-def make(place: Path, work: Work, *, log: str, once: str = "", error: str = "") -> None:
+def make(place: Path, work: Work, *needs: str, log: str, once: str = "", error: str = "") -> None:
     """Write one line to a log; die if no worker has died at `once` yet; fail with `error`."""
     if once and not Path(once).exists():
         Path(once).touch()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
 from orthomerge.merging.methods import make_method
+from orthomerge.models.manifest import read_manifest
 from orthomerge.runs.mergekit import translate
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe, read_recipe
@@ -47,11 +48,6 @@ def listed(**parameters: Any) -> list[dict[str, Any]]:
     return [{"model": name, "parameters": parameters} for name in ("a", "b")]
 
 
-def parameters(method: str, *, models: Any = None, base: str | None = "base", **shared: Any) -> Any:
-    document = {"merge_method": method, "models": models or listed(weight=0.5), "parameters": shared}
-    return translated(document | ({"base_model": base} if base else {}))["parameters"]
-
-
 def test_ties_becomes_mergekits_reading_of_it() -> None:
     assert translated(config(TIES)) == {
         "experts": {"a": "org/a", "b": "./runs/b"},
@@ -62,64 +58,59 @@ def test_ties_becomes_mergekits_reading_of_it() -> None:
     }
 
 
-def test_ties_takes_mergekits_defaults_and_not_ours() -> None:
-    assert parameters("ties") == {"density": 1.0, "weights": [0.5, 0.5], "scale": 1.0, "normalize": True}
+def weighted(*weights: Any) -> list[dict[str, Any]]:
+    """Models with weights of their own; None: without one."""
+    options = [{} if weight is None else {"weight": weight} for weight in weights]
+    return [{"model": name, "parameters": own} for name, own in zip("ab", options, strict=True)]
 
 
-@pytest.mark.parametrize(("method", "ours"), [("dare_linear", "dare@mergekit"), ("dare_ties", "dare_ties@mergekit")])
-def test_dare(method: str, ours: str) -> None:
-    models = listed(weight=1, density=0.5)
-    recipe = translated({"merge_method": method, "base_model": "base", "models": models})
-    options = {"density": 0.5, "weights": [1.0, 1.0], "scale": 1.0, "normalize": False}
-    assert (recipe["method"], recipe["parameters"]) == (ours, options)
-    rule: Any = make_method(ours, options, tasks=("a", "b"))
-    assert rule.rescale
+DARE = {"density": 0.5, "weights": [1.0, 1.0], "scale": 1.0, "normalize": False}
 
 
 @pytest.mark.parametrize(
-    ("weights", "shared", "scales"),
+    ("method", "models", "shared", "ours", "expected"),
     [
-        ((0.5, 0.5), {"lambda": 0.5}, [0.25, 0.25]),
-        ((3, 1), {"normalize": True}, [0.75, 0.25]),  # divided by the sum
-        ((1, -1), {"normalize": True}, [1.0, -1.0]),  # which is not done if they cancel
-        ((0.1, None), {"weight": 0.7}, [0.1, 0.7]),  # a model's own option comes first
-        (("5e-1", 1), {}, [0.5, 1.0]),  # a number may be text
+        # mergekit's defaults, not ours
+        ("ties", weighted(0.5, 0.5), {}, "ties@mergekit",
+         {"density": 1.0, "weights": [0.5, 0.5], "scale": 1.0, "normalize": True}),
+        ("dare_linear", listed(weight=1, density=0.5), {}, "dare@mergekit", DARE),
+        ("dare_ties", listed(weight=1, density=0.5), {}, "dare_ties@mergekit", DARE),
+        ("task_arithmetic", weighted(0.5, 0.5), {"lambda": 0.5}, "task_arithmetic", {"scale": [0.25, 0.25]}),
+        # divided by the sum, unless the weights cancel
+        ("task_arithmetic", weighted(3, 1), {"normalize": True}, "task_arithmetic", {"scale": [0.75, 0.25]}),
+        ("task_arithmetic", weighted(1, -1), {"normalize": True}, "task_arithmetic", {"scale": [1.0, -1.0]}),
+        # a model's own option comes first; a number may be text
+        ("task_arithmetic", weighted(0.1, None), {"weight": 0.7}, "task_arithmetic", {"scale": [0.1, 0.7]}),
+        ("task_arithmetic", weighted("5e-1", 1), {}, "task_arithmetic", {"scale": [0.5, 1.0]}),
+        ("breadcrumbs", weighted(0.5, 0.5), {}, "breadcrumbs", {"density": 1.0, "gamma": 0.01, "scale": [0.5, 0.5]}),
+        ("breadcrumbs", listed(weight=0.5, density=0.8), {}, "breadcrumbs",
+         {"density": 0.8, "gamma": 0.01, "scale": [0.5, 0.5]}),
+        ("model_stock", listed(), {}, "model_stock", {}),
     ],
-)
-def test_task_arithmetic(weights: tuple[Any, Any], shared: dict[str, Any], scales: list[float]) -> None:
-    models = [
-        {"model": name, "parameters": {} if weight is None else {"weight": weight}}
-        for name, weight in zip("ab", weights, strict=True)
-    ]
-    assert parameters("task_arithmetic", models=models, **shared) == {"scale": scales}
+)  # fmt: skip
+def test_methods_on_task_vectors(
+    method: str, models: Any, shared: dict[str, Any], ours: str, expected: dict[str, Any]
+) -> None:
+    recipe = translated({"merge_method": method, "base_model": "c", "models": models, "parameters": shared})
+    assert (recipe["method"], recipe["parameters"], recipe["base"]) == (ours, expected, "c")
+    if method.startswith("dare"):
+        rule: Any = make_method(ours, expected, tasks=("a", "b"))
+        assert rule.rescale
 
 
-def test_breadcrumbs_and_model_stock() -> None:
-    assert parameters("breadcrumbs") == {"density": 1.0, "gamma": 0.01, "scale": [0.5, 0.5]}
-    models = listed(weight=0.5, density=0.8)
-    assert parameters("breadcrumbs", models=models) == {"density": 0.8, "gamma": 0.01, "scale": [0.5, 0.5]}
-    recipe = translated({"merge_method": "model_stock", "base_model": "c", "models": listed()})
-    assert (recipe["method"], recipe["parameters"], recipe["base"]) == ("model_stock", {}, "c")
-
-
-def test_linear_needs_no_base() -> None:
+def test_linear() -> None:
     recipe = translated({"merge_method": "linear", "models": listed(weight=2)})
     assert (recipe["method"], recipe["parameters"]) == ("average", {"weights": [2.0, 2.0]})
     assert "base" not in recipe
-
-
-def test_linear_counts_the_base_among_the_models_as_mergekit_does() -> None:
     document = {"merge_method": "linear", "base_model": "c", "models": [{"model": "a"}, {"model": "b"}]}
-    recipe = translated(document | {"parameters": {"weight": 0.3}})
+    recipe = translated(document | {"parameters": {"weight": 0.3}})  # counts the base among the models
     assert (recipe["experts"], recipe["base"]) == ({"a": "a", "b": "b", "c": "c"}, "c")
     with pytest.raises(RecipeError, match="'base_model' among the models of a linear merge, and 'c' has no weight"):
         translated(document | {"models": listed(weight=0.3)})
-
-
-def test_linear_not_normalised_is_an_average_when_weights_sum_to_one() -> None:
-    assert parameters("linear", base=None, normalize=False) == {"weights": [0.5, 0.5]}
+    plain = {"merge_method": "linear", "parameters": {"normalize": False}}  # an average if weights sum to one
+    assert translated(plain | {"models": listed(weight=0.5)})["parameters"] == {"weights": [0.5, 0.5]}
     with pytest.raises(RecipeError, match=r"weights that sum to 0\.6 scale the whole model"):
-        parameters("linear", models=listed(weight=0.3), base=None, normalize=False)
+        translated(plain | {"models": listed(weight=0.3)})
 
 
 @pytest.mark.parametrize("models", [["b", "a"], ["a", "b"], ["b"]])
@@ -237,8 +228,8 @@ def test_a_mergekit_file_is_merged(berts: Path, tmp_path: Path) -> None:
     models = [{"model": str(berts / name), "parameters": {"weight": weight}} for name, weight in WEIGHTS.items()]
     document = {"merge_method": "task_arithmetic", "base_model": str(berts / "base"), "models": models}
     recipe.write_text(yaml.safe_dump({**document, "parameters": {"lambda": 0.5}}))
-    result = write(read_recipe(recipe), out=tmp_path / "out")
-    assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"two": 2, "three": 3}
+    heads = read_manifest(write(read_recipe(recipe), out=tmp_path / "out"))["heads"]
+    assert {task: len(head["labels"]) for task, head in heads.items()} == {"two": 2, "three": 3}
     origin, *experts = (load_file(berts / name / "model.safetensors") for name in ("base", *WEIGHTS))
     for name, merged in load_file(tmp_path / "out" / "encoder.safetensors").items():
         start = origin[name.removeprefix("bert.")]

@@ -170,7 +170,7 @@ def test_a_recipe_without_blocks_is_a_merge(berts: Path, tmp_path: Path) -> None
     ran = run(lay_out(berts, tmp_path, BARE), out=tmp_path / "run")
     assert (list(ran.stages), ran.page) == (["merge"], None)
     assert read_info(tmp_path / "run/run.json").recipe == BARE
-    plain = write(read_recipe(tmp_path / "recipe.yaml"), out=tmp_path / "plain").out
+    plain = write(read_recipe(tmp_path / "recipe.yaml"), out=tmp_path / "plain")
     ours, theirs = contents(tmp_path / "run/models/task_arithmetic"), contents(plain)
     for files in (ours, theirs):
         del files["orthomerge.local.json"]  # says where experts are from there

@@ -87,8 +87,6 @@ report: {title: x}"""
         ("sweep: {scales: [.inf]}", "'scales' must be finite numbers, got inf"),
         ("sweep: {seeds: 0}", "'seeds' must be at least 1, got 0"),
         ("sweep: {aligners: []}", "'aligners' is empty"),
-        ("sweep: {aligners: [ridge, ridge]}", "'aligners' has 'ridge' twice"),
-        ("sweep: {shots: [1, 1]}", "'shots' has 1 twice"),
         ("sweep: {choose: train}", r"'choose' must be val \| test"),
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}", "'scales' merges again, which needs a base"),
         ("diagnose: true", "'diagnose' needs data: give a section 'evaluate' too"),

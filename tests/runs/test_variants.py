@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.berts import write_tables
 from tests.runs.making import SHARED, SWEEP, lay_out
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.data.reading import read_task
 from orthomerge.evaluation.records import Record
 from orthomerge.runs.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.recipe import Recipe, read_recipe
@@ -105,20 +107,19 @@ def test_a_sweep_needs_its_blocks(berts: Path, tmp_path: Path) -> None:
         check_sweep(wrong)
 
 
-def test_where_the_best_is_chosen(berts: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(lay_out(berts, tmp_path, SWEEP))
-    assert recipe.evaluate is not None
-    fitted = replace(recipe.evaluate, support="val")
-    assert splits_of(Sweep(), recipe.evaluate) == ("test", "val")
-    assert splits_of(Sweep(choose="test"), recipe.evaluate) == ("test",)
-    assert splits_of(Sweep(), fitted) == ("test",)
-    with pytest.raises(RecipeError, match="cannot be chosen on val: the protocols are fitted to the val split"):
-        splits_of(Sweep(choose="val"), fitted)
-    lines = (tmp_path / "two.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "two.csv").write_text("".join(line for line in lines if "test" in line or line.startswith("text")))
-    assert splits_of(Sweep(), recipe.evaluate) == ("test",)
-    with pytest.raises(RecipeError, match="cannot be chosen on val: 'two' has no labelled val split"):
-        splits_of(Sweep(choose="val"), recipe.evaluate)
+def test_where_the_best_is_chosen(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    tasks = {"two": read_task(tmp_path / "two.csv")}
+    assert splits_of(Sweep(), "train", tasks) == ("test", "val")
+    assert splits_of(Sweep(choose="test"), "train", tasks) == ("test",)
+    no_val = {"two": replace(tasks["two"], splits={"test": tasks["two"]["test"]})}
+    for support, data, why in (
+        ("val", tasks, "the protocols are fitted to"),
+        ("train", no_val, "'two' has no labelled"),
+    ):
+        assert splits_of(Sweep(), support, data) == ("test",)
+        with pytest.raises(RecipeError, match=f"cannot be chosen on val: {why}"):
+            splits_of(Sweep(choose="val"), support, data)
 
 
 def record(method: str, value: float, *, task: str = "t", split: str = "test") -> Record:
@@ -135,14 +136,16 @@ def test_the_best_on_validation_and_in_hindsight() -> None:
     assert best.chosen is rows[0]  # of equals the first
     assert best.hindsight is rows[1]
     text = sweep_markdown(rows, [best], [], {"expert": 95.0})
-    assert "| no inputs | a | current | b, current | 60.0 | 50.0 |" in text
+    assert "| no inputs | a | current | val | 60.0 | 50.0 | 50.0-50.0 |" in text
+    assert "| no inputs | b | current | test | 40.0 | 90.0 | 90.0-90.0 |" in text
     assert "expert 95.0" in text
-    table = sweep_csv(rows, [best], ["t"]).splitlines()
-    assert table[1].startswith("val,no inputs,a,")
-    assert table[2].startswith("hindsight,no inputs,b,")
+    assert sweep_csv(rows, ["t"]).splitlines()[1:3] == [
+        "no inputs,a,,a,current,data-free,,1,60.000,50.000,50.000,50.000,,50.000,",
+        "no inputs,b,,b,current,data-free,,1,40.000,90.000,90.000,90.000,,90.000,",
+    ]
     (late,) = best_of(rows_of(cells, test, [], []))
     assert (late.chosen, late.hindsight.variant.name) == (None, "b")
-    assert "### Best in hindsight for each budget" in sweep_markdown(rows, [late], [], {})
+    assert "| current | val |" not in sweep_markdown(rows, [late], [], {})
 
 
 def test_names_of_a_sweep_are_never_markup_or_formulas() -> None:
@@ -152,7 +155,7 @@ def test_names_of_a_sweep_are_never_markup_or_formulas() -> None:
     assert "=&lt;b&gt; \\|" in text
     assert "<img>" not in text
     assert "\x1b" not in text
-    assert ",'=<b> |," in sweep_csv(rows, best_of(rows), ["t"]).splitlines()[1]
+    assert ",'=<b> |," in sweep_csv(rows, ["t"]).splitlines()[1]
 
 
 def test_budgets_do_not_compete() -> None:

@@ -28,8 +28,7 @@ from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import quiet
 from orthomerge.models.zero_shot import zero_shot_head
 from orthomerge.suites import published
-from orthomerge.suites.clip_prompts import TEMPLATES, class_names
-from orthomerge.suites.published import HalvesProcessor, read_csv_task
+from orthomerge.suites.published import TEMPLATES, HalvesProcessor, class_names, read_csv_task
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES, build_suite
 
@@ -183,7 +182,7 @@ def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> N
         torch.testing.assert_close(merged.head(task)(features), expected(features))
 
     assert isinstance(suite.paths["dtd"], Expert)
-    alone = suite.experts().teacher("dtd")
+    alone = suite.experts.teacher("dtd")
     own = image_features(experts["dtd"], batch)
     torch.testing.assert_close(features_of(alone, batch, "dtd"), own, atol=1e-5, rtol=1e-5)
     assert list(alone.heads) == ["dtd"]
@@ -220,7 +219,7 @@ def test_local_experts_and_base_need_no_hub(tmp_path: Path, cache: Path) -> None
     (tmp_path / "experts").rename(tmp_path / "suite" / "experts")
     data = write_pictures(tmp_path / "data")
     suite = build("clip-vit-b32-8", tmp_path, data=data, base=str(tmp_path / "base"))
-    assert suite.experts().opening.experts["dtd"].path == str(tmp_path / "suite" / "experts" / "dtd")
+    assert suite.experts.opening.experts["dtd"].path == str(tmp_path / "suite" / "experts" / "dtd")
     kept = (suite.base / "config.json").stat().st_mtime_ns
     build("clip-vit-b32-8", tmp_path, data=data)  # the base is there already
     assert (suite.base / "config.json").stat().st_mtime_ns == kept
@@ -342,7 +341,7 @@ def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
     assert batch["input_ids"][2].tolist() == [2, 3, 3, *[0] * 37]
     assert batch["attention_mask"].tolist() == [[1] * 40] * 3
     assert suite.processor.digest() == f"halves-{suite.processor.inner.digest()}"
-    opening = suite.experts().opening
+    opening = suite.experts.opening
     assert opening.pooling == "mean"
     head = opening.experts["ag_news"].head
     assert head is not None

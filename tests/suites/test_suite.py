@@ -20,8 +20,8 @@ from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.models.model import Model
 from orthomerge.suites import eights
 from orthomerge.suites.digits import digit_tasks
-from orthomerge.suites.suite import Suite, make_experts, suite_root
-from orthomerge.suites.table import SUITES, build_suite, find_suite
+from orthomerge.suites.suite import Suite, make_experts
+from orthomerge.suites.table import SUITES, build_suite, find_suite, suite_root
 from orthomerge.tuning.settings import Tuning
 
 
@@ -95,11 +95,11 @@ def test_a_merge_is_scored_and_nothing_but_features_is_written(suite: Suite, toy
         torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=0)
     encoding = suite.encoding("cpu", batch=8)
     subjects: list[Any] = [*suite.references().values(), model]
-    scores = evaluate(subjects, suite.tasks, experts=suite.experts(), suite="toy", encoding=encoding)
+    scores = evaluate(subjects, suite.tasks, experts=suite.experts, suite="toy", encoding=encoding)
     assert {record.method for record in scores.records} == {"base", "expert", "mtl", "task_arithmetic"}
     assert {record.suite for record in scores.records} == {"toy"}
     assert sorted(path.name for path in suite.folder.iterdir()) == ["base", "features"]
-    assert suite.experts() is suite.experts()
+    assert suite.experts is suite.experts
     for name, message in (("tiess", "did you mean 'ties'"), ("moma", "is fitted to inputs")):
         with pytest.raises(RecipeError, match=message):
             suite.merged(name)
@@ -110,10 +110,10 @@ def test_options_say_how_experts_are_opened(suite: Suite, toy: Toy, tmp_path: Pa
         shutil.copytree(toy.folder / name, tmp_path / "own" / name)
     paths = {task: tmp_path / "own" / task for task in toy.tasks}
     own = replace(suite, folder=tmp_path / "own", paths=paths, options={"pooling": "mean"})
-    assert {head.pooling for head in own.experts().heads.values()} == {"mean"}
+    assert {head.pooling for head in own.experts.heads.values()} == {"mean"}
     (tmp_path / "own" / "where" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="where"):
-        replace(own).experts()
+        replace(own).references()
 
 
 def test_where_suites_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

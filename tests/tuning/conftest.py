@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from orthomerge.core.progress import Progress
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune
@@ -35,6 +37,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+class Killed(BaseException):
+    """As if the process had been."""
+
+
+class Reports(Progress):
+    """Lines that a run says; it is killed at a step."""
+
+    def __init__(self, kill_at: float = math.inf) -> None:
+        self.lines: list[str] = []
+        self._kill_at = kill_at
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        if self.steps[-1] >= self._kill_at:
+            raise Killed
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(line.partition("step ")[2].split()[0]) for line in self.lines]
 
 
 @dataclass(frozen=True)

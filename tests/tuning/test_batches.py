@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -27,26 +26,20 @@ def test_settings_are_a_schema() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"epochs": 0.0}, r"'epochs' must be above 0, got 0.0"),
-        ({"lr": -1.0}, r"'lr' must be above 0 and at most 1000, got -1.0"),
-        ({"lr": float("nan")}, r"'lr' must be above 0 and at most 1000, got nan"),
-        ({"head_lr": float("inf")}, r"'head_lr' must be above 0 and at most 1000, got inf"),
+        ({"epochs": 0.0}, "'epochs' must be positive, got 0.0"),
+        ({"lr": -1.0}, "'lr' must be positive, got -1.0"),
+        ({"lr": float("nan")}, "'lr' must be positive, got nan"),
+        ({"head_lr": 2e3}, "'lr' and 'head_lr' must be at most 1000, got 0.0001 and 2000"),
         ({"batch": 0}, r"'batch' must be at least 1, got 0"),
         ({"rank": 0}, r"'rank' must be at least 1, got 0"),
-        ({"clip": -0.1}, r"'clip' must be 0 or more, got -0.1"),
-        ({"warmup": 1.0}, r"'warmup' must be 0 or more and below 1, got 1.0"),
-        ({"steps": 0}, r"'steps' must be at least 1, or nothing for no cap, got 0"),
+        ({"clip": -0.1}, "'clip' must be at least 0, got -0.1"),
+        ({"warmup": 1.0}, r"'warmup' must be in \[0, 1\), got 1.0"),
+        ({"steps": 0}, "'steps' must be at least 1, got 0"),
     ],
 )
 def test_values_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         Tuning(**wrong)
-
-
-def test_zero_turns_things_off() -> None:
-    off = dict.fromkeys(("clip", "warmup", "weight_decay", "head_epochs", "penalty"), 0.0)
-    made = asdict(Tuning(**off))  # type: ignore[arg-type]
-    assert {name: made[name] for name in off} == off
 
 
 def listed(sizes: list[int], batch: int, **draw: int) -> list[tuple[int, list[int]]]:

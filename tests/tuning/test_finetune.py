@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tuning.conftest import BASES
+from tests.tuning.conftest import BASES, Killed, Reports
 
 import orthomerge
 from orthomerge.core.errors import (
@@ -26,13 +27,12 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.files.lora import read_adapter
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
+from orthomerge.models.family import Family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.networks import LinearisedEncoder, deltas_between
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning import finetune as module
-from orthomerge.tuning import saving
-from orthomerge.tuning.loop import Report
-from orthomerge.tuning.model import load_base
+from orthomerge.tuning.model import load_base, write_weights
 
 Tune = Callable[..., dict[str, float]]
 
@@ -96,13 +96,13 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
     task: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    write = saving.write_expert
+    write = write_weights
 
-    def spy(folder: Path, encoder: torch.nn.Module, names: dict[str, str], head: Head, **rest: Any) -> None:
+    def spy(folder: Path, encoder: torch.nn.Module, names: dict[str, str], head: Head, family: Family) -> None:
         kept[:] = [encoder.eval(), head]
-        write(folder, encoder, names, head, **rest)
+        write(folder, encoder, names, head, family)
 
-    monkeypatch.setattr(module, "write_expert", spy)
+    monkeypatch.setattr(module, "write_weights", spy)
     tune(task, tmp_path / "out", epochs=1.0)
     batch = processors[task.modality](task["val"].inputs)
     own, class_name = family(BASES[task.name]), STOCK[task.name]
@@ -183,18 +183,6 @@ def test_a_seed_decides_and_the_callers_own_draws_are_not_disturbed(words: Task,
     assert files(tmp_path / "one")["model.safetensors"] != files(tmp_path / "two")["model.safetensors"]
 
 
-class Killed(BaseException):
-    """As if the process had been."""
-
-
-def kill_at(step: int) -> Callable[[Report], None]:
-    def progress(report: Report) -> None:
-        if report.step >= step:
-            raise Killed
-
-    return progress
-
-
 @pytest.mark.parametrize(("mode", "kind"), [*((mode, "words") for mode in MODES), ("full", "levels")])
 def test_a_killed_run_goes_on_to_the_same_result(
     mode: str, kind: str, tune: Tune, tmp_path: Path, request: pytest.FixtureRequest
@@ -206,12 +194,11 @@ def test_a_killed_run_goes_on_to_the_same_result(
     others = [other(task, 1), other(task, 2)]
     expected = tune(task, tmp_path / "whole", **settings, more={"others": others})
     with pytest.raises(Killed):
-        tune(task, tmp_path / "cut", **settings, more={"others": others, "progress": kill_at(9)})
+        tune(task, tmp_path / "cut", **settings, more={"others": others, "progress": Reports(kill_at=9)})
     assert [path.name for path in tmp_path.iterdir() if "cut" in path.name] == [".cut.tuning"]
-    steps: list[int] = []
-    more = {"others": others, "progress": lambda report: steps.append(report.step)}
-    assert tune(task, tmp_path / "cut", **settings, more=more) == expected
-    assert steps == [9]  # two epochs of three steps were not done again
+    reports = Reports()
+    assert tune(task, tmp_path / "cut", **settings, more={"others": others, "progress": reports}) == expected
+    assert reports.steps == [9]  # two epochs of three steps were not done again
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert not (tmp_path / ".cut.tuning").exists()
 
@@ -225,14 +212,14 @@ def test_shifted_images_train_another_model(levels: Task, tune: Tune, tmp_path: 
 def test_the_state_of_another_run_is_not_used(words: Task, tune: Tune, tmp_path: Path) -> None:
     tune(words, tmp_path / "whole", epochs=2.0)
     with pytest.raises(Killed):
-        tune(words, tmp_path / "cut", epochs=2.0, lr=1e-4, more={"progress": kill_at(10)})
+        tune(words, tmp_path / "cut", epochs=2.0, lr=1e-4, more={"progress": Reports(kill_at=10)})
     tune(words, tmp_path / "cut", epochs=2.0)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
 def test_without_resume_nothing_is_kept(words: Task, tune: Tune, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        tune(words, tmp_path / "cut", more={"progress": kill_at(10), "resume": False})
+        tune(words, tmp_path / "cut", more={"progress": Reports(kill_at=10), "resume": False})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -292,13 +279,13 @@ def test_a_base_may_have_a_head_and_pretraining_leftovers(bases: Path, words: Ta
 
 
 def test_steps_cap_and_fractions_of_epochs(words: Task, tune: Tune, tmp_path: Path) -> None:
-    reports: list[Report] = []
-    more = {"progress": reports.append}
-    assert tune(words, tmp_path / "a", epochs=1.5, more=more)["steps"] == 9
+    reports = Reports()
+    assert tune(words, tmp_path / "a", epochs=1.5, more={"progress": reports})["steps"] == 9
     # Six steps an epoch; a look comes every ten steps and at the end of an epoch.
-    assert [(report.epoch, report.step, report.steps) for report in reports] == [(1, 6, 9), (2, 9, 9)]
-    assert all(report.task == "words" and report.loss > 0 and 0 <= report.accuracy <= 1 for report in reports)
-    assert all(report.val_accuracy is not None for report in reports)
+    starts = [line.partition(":")[0] for line in reports.lines]
+    assert starts == ["words, epoch 1, step 6 of 9", "words, epoch 2, step 9 of 9"]
+    figures = r"words, .*: loss [\d.]+, accuracy [01][\d.]*, val_accuracy [01][\d.]*"
+    assert all(re.fullmatch(figures, line) for line in reports.lines)
     assert tune(words, tmp_path / "b", steps=4)["steps"] == 4
 
 

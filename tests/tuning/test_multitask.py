@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.tuning.conftest import Killed, Reports
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
@@ -16,8 +17,6 @@ from orthomerge.tuning.settings import Tuning
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from orthomerge.tuning.loop import Report
 
 QUICK: dict[str, Any] = {"epochs": 3.0, "batch": 16, "lr": 3e-3, "head_lr": 1e-2, "device": "cpu"}
 
@@ -33,22 +32,22 @@ def tasks(levels: Task) -> dict[str, Task]:
 def test_heads_differ_and_the_encoder_is_one(
     bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
 ) -> None:
-    reports: list[Report] = []
+    reports = Reports()
     metrics = finetune_jointly(
         tasks,
         base=bases / "vit",
         out_root=tmp_path / "mtl",
         settings=Tuning(**QUICK),
         processor=processors["image"],
-        progress=reports.append,
+        progress=reports,
     )
     assert sorted(path.name for path in (tmp_path / "mtl").iterdir()) == ["three", "two"]
     assert [path.name for path in tmp_path.iterdir()] == ["mtl"]
     assert metrics["two"]["val_accuracy"] > 0.85
     assert metrics["three"]["train_accuracy"] > 0.7
     assert "val_accuracy" not in metrics["three"]
-    assert reports[-1].task == "joint"
-    assert reports[-1].val_accuracy == metrics["two"]["val_accuracy"]
+    assert reports.lines[-1].startswith("joint, ")
+    assert reports.lines[-1].endswith(f"val_accuracy {metrics['two']['val_accuracy']:.4g}")
     # 96 / 16 and 40 / 16 batches an epoch.
     assert metrics["two"]["steps"] == metrics["three"]["steps"] == 3 * (6 + 3)
 
@@ -68,18 +67,14 @@ def test_heads_differ_and_the_encoder_is_one(
 def test_a_killed_run_goes_on_to_the_same_result(
     bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
 ) -> None:
-    def kill(report: Report) -> None:
-        if report.step > 10:
-            raise KeyboardInterrupt
-
     options: dict[str, Any] = {
         "base": bases / "vit",
         "settings": Tuning(**{**QUICK, "mode": "head_first", "epochs": 2.0}),
         "processor": processors["image"],
     }
     expected = finetune_jointly(tasks, out_root=tmp_path / "whole", **options)
-    with pytest.raises(KeyboardInterrupt):
-        finetune_jointly(tasks, out_root=tmp_path / "cut", progress=kill, **options)
+    with pytest.raises(Killed):
+        finetune_jointly(tasks, out_root=tmp_path / "cut", progress=Reports(kill_at=11), **options)
     assert (tmp_path / ".cut.tuning").is_dir()
     assert list((tmp_path / "cut").iterdir()) == []
     assert finetune_jointly(tasks, out_root=tmp_path / "cut", **options) == expected

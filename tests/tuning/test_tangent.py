@@ -60,20 +60,6 @@ def test_the_claim_is_what_was_found(shares: tuple[float, float, float], lineari
     assert f"tau-Jp against its own base: {100 * (shares[2] - 1):+.1f} points" in text  # all are right at lambda = 0
 
 
-def test_differences_in_words() -> None:
-    text = claim(outcomes(0.6, 0.6, 0.62))
-    verdicts = [line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("- ")]
-    assert verdicts == ["not told apart", "above", "above", "below", "below", "below"]
-
-
-def test_some_modes_alone() -> None:
-    found = outcomes(0.2, 0.2, 0.9)
-    some = claim({mode: found[mode] for mode in ("full", "tau_jp")})
-    assert some.endswith("The claim: tau-Jp: holds.")
-    assert "linearised" not in some
-    assert claim({"tau_jp": found["tau_jp"][:1]}).endswith("The claim: not tested.")
-
-
 def first(task: Task, count: int) -> Task:
     """A task with only the first inputs of every split."""
     return replace(task, splits={split: part.take(range(count)) for split, part in task.splits.items()})

@@ -50,9 +50,9 @@ def align(
 ) -> Model:
     """Fit each task's head to the encoder from its expert's outputs on the same inputs; labels are not used.
 
-    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`, `base`:
-    opened experts, or their present paths; by default the recorded ones. `split`: with "test", scores on these inputs
-    are transductive. `limit`: most inputs per task, drawn by `seed`.
+    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`, `base`: opened
+    experts, or paths if not the recorded ones. `split`: with "test", scores on these inputs are transductive. `limit`:
+    most inputs per task, drawn by `seed`.
     """
     model, folder = resolve(model)
     data = sources_of(data, model.tasks)
@@ -97,9 +97,8 @@ def align(
         "tasks": facts,
         "versions": versions(),
     }
-    kept = {
-        name: value for name, value in model.origin.facts.items() if name != "evaluation"
-    }  # scores of the old heads
+    kept = dict(model.origin.facts)
+    kept.pop("evaluation", None)  # scores of the old heads
     notes = [
         f"no data of {task!r} was given to align it with; its head is as it was merged"
         for task in model.tasks

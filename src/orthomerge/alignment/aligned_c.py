@@ -1,12 +1,12 @@
 """Fit the expert's head to merged features by Adam, so that its outputs become the expert's.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier), Eq. 8, and
-its third version, MOMA, Eq. 12; arXiv 2412.13526. From W' = W, b' = b and on unlabelled inputs x, Adam minimises
+its third version, MOMA, Eq. 12; arXiv 2412.13526. From the expert's head and on unlabelled inputs x, Adam minimises
 
     mean over x of KL(softmax(teacher(x)) || softmax(head'(g(x; theta_m)))).
 
-All parameters of the head are trained. Adam's steps do not depend on the scale of the parameters, so the head is
-trained in other coordinates, U = W / s and c = b + W m with logits U (s (f - m)) + c, and folded back:
+Adam's steps do not depend on the scale of the parameters, so the head is trained in other coordinates, U = W / s and
+c = b + W m with logits U (s (f - m)) + c, and folded back:
 
 - `paper`: m = 0, s = 1; for heads that normalise (CLIP, whose weight holds the factor 100) s is the mean norm of W's
   rows, so that U is the unit-norm head of the text tower.

@@ -87,7 +87,6 @@ ALIGNERS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 @cache
 def aligners() -> Mapping[str, Row]:
-    """Built-in rows, then those of installed plug-ins."""
     return with_plugins(ALIGNERS, Row, group="orthomerge.aligners")
 
 

@@ -3,12 +3,11 @@
 - Fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
   are too unequal for least squares, and cross-validation on them is too noisy.
 - More: the mean of the heads by `ridge` and `kl-map`, their strengths by cross-validation. One alone is taken if there
-  are `few` inputs per class and its held-out KL is better by more than a standard error. 500 inputs are held out or, in
-  folds, all.
+  are `few` inputs per class and its held-out KL is better by more than a standard error.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or the squared error of the logits. With too few inputs for least squares the head is left unchanged only if the loss
-rises by more than two standard errors. With fewer than two per class losses are not compared, because a fit without the
+rises by more than two standard errors; with fewer than two per class losses are not compared, because a fit without the
 held-out input has no other of its class. With one input the head is left unchanged.
 """
 

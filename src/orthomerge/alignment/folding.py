@@ -29,7 +29,6 @@ def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:
 
 
 def first_map(head: Head) -> Linear:
-    """Linear map that reads the features."""
     return head.hidden or head.output
 
 
@@ -68,7 +67,6 @@ def logits_from(head: Head, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def logits_after(head: Head, values: torch.Tensor) -> torch.Tensor:
-    """Logits from the output of the head's first map."""
     if head.hidden is None or head.activation is None:
         return values
     return head.output(getattr(torch.nn.functional, head.activation)(values))

@@ -3,15 +3,14 @@
     minimise over D    sum_i KL(softmax(z_i) || softmax(logits(x_i; W + D)))  +  lambda / 2 ||D||^2
 
 by Newton's method (`newton`), where D changes the head's first linear map (and its bias). For a head of one layer the
-problem is convex, and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's
-own weights), so that a strength has the same effect for every encoder. It is chosen by cross-validation on at
-most `_HELD_OUT` inputs, every fit starting at the result under the next stronger prior: of all within one standard
-error of the best, the one nearest to the default. With fewer than `_ENOUGH` inputs it is the default.
+problem is convex. lambda = strength / (mean square of the head's own weights), so that a strength has the same effect
+for every encoder. It is chosen by cross-validation on at most `_HELD_OUT` inputs, every fit starting at the result
+under the next stronger prior: of all within one standard error of the best, the one nearest to the default. With fewer
+than `_ENOUGH` inputs it is the default.
 
 The method starts from the best of: no change; two least squares fits of the logits, in closed form in the basis of
-X = [H, a 1] = U diag(s) V^T (`problem`), in which D = G V^T; for a head of one layer, the minimum of the
-objective's second-order expansion at the expert's own outputs. It ends when the predicted decrease of a
-step is below a share `_TOLERANCE` of the objective.
+X = [H, a 1] = U diag(s) V^T (`problem`), in which D = G V^T; for a head of one layer, the minimum of the objective's
+second-order expansion at the expert's own outputs.
 
 Letters: H [n, d] the inputs of the head's first map, z [n, C] the expert's logits, D [m, d + 1], G [m, r].
 """
@@ -136,7 +135,6 @@ class KlProblem:
 
     @cached_property
     def _folds(self) -> list[tuple[Rows, Rows]]:
-        """Inputs to fit to and held-out inputs of every fold."""
         count = min(_FOLDS, len(self.held))
         number, folds = torch.arange(len(self.held)) % count, []
         for fold in range(count):

@@ -9,8 +9,8 @@ by majorisation: with L = lambda_max(C), or a bound of it, here ||C^2||_F^1/2, e
 
     Q <- polar(K^2 (L Q - Q C) + K W S + kappa s K^2 Q_0)
 
-lowers it, because tr(K^2 Q Q^T) is the same for all Q. Steps are accelerated as in Nesterov 1983; one that
-raises the objective is repeated without. Strength of the prior and start are those of the plain map (`rigid`).
+lowers it, because tr(K^2 Q Q^T) is the same for all Q. Steps are accelerated as in Nesterov 1983; one that raises the
+objective is repeated without. Strength of the prior and start are those of the plain map (`rigid`).
 
 Letters: x, t the head's inputs from merged and expert encoder; C = sum x x^T, S = sum t x^T [d, d], s = tr(C) / d; W
 [m, d] the head's first linear map, Q_0 the polar factor of W.

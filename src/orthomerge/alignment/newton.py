@@ -114,8 +114,6 @@ class Rows:
 
 
 class _Local:
-    """Curvature of the objective at one point."""
-
     def __init__(self, rows: Rows, first: torch.Tensor, prior: float) -> None:
         self._rows, self._prior = rows, prior
         self.p = logits_after(rows.head, first).softmax(1)

@@ -104,7 +104,6 @@ class Problem:
 
     @cached_property
     def unshifted(self) -> Spectrum:
-        """Decomposition without the column of ones."""
         return Spectrum.of(self.H, biased=False) if self.biased else self.spectrum
 
     @cached_property

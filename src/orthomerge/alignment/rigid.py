@@ -7,10 +7,9 @@ A matrix-Langevin prior, p(A) proportional to exp(kappa s tr A), makes it
 
 kappa = 0 is Procrustes, which is arbitrary in directions without inputs; kappa = infinity is the identity.
 
-kappa and the share of the shift of the means that is applied are chosen together by cross-validation: the mean squared
-error of the first linear map's outputs on held-out inputs. Of all choices within one standard error (over folds) of the
-best, the one nearest to no change is taken. For this choice alone, features are projected on their `_LEADING` leading
-directions.
+kappa and the share of the shift of the means that is applied are chosen by cross-validation: of all choices whose mean
+squared error of the first map's outputs is within one standard error (over folds) of the best, the one nearest to no
+change. For this choice alone, features are projected on their `_LEADING` leading directions.
 
 `similarity` (MOMA's Table 1: A^T A = s I) also has a scale, tr(A^T S) / tr(C).
 

@@ -11,14 +11,14 @@ and its code: the correction is drawn from a normal distribution while it is tra
 
 and Adam on the same loss plus beta times the mean over inputs of KL(N(mu, sigma^2) || N(0, I)).
 
-Both start from U = V = 0, the merged model. The module's tensors are counted, and stored beside the model.
+Both start from U = V = 0, the merged model.
 
 Letters: f, t [n, d] features of the merged encoder and of the expert, before a head normalises; D [r, d];
 U, V [d, r]; v = log sigma^2.
 Differs from the papers: one optimiser per task; epochs go through all inputs, where the code takes two batches of a new
-shuffle in each of 500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, and
-the result is the last step's; the authors' code evaluates on the test set 50 times and reports the best. Compare it
-with Surgery of `rank` 128 and `steps` 5000, which has its width and steps.
+shuffle in each of 500 rounds; inputs are the caller's, not the test set. The result of probsurgery is the last step's;
+the authors' code evaluates on the test set 50 times and reports the best. Compare it with Surgery of `rank` 128 and
+`steps` 5000.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def _trained(
     generator: torch.Generator,
     kind: str,
 ) -> Alignment:
-    """Train the layers `weights` in place, and return the head with its module."""
     task = Problem.of(pair, head).task  # also checks the features
     f, t = pair.merged.values.float(), pair.expert.values.float()
     x, target = f.to(weights.device), t.to(weights.device)

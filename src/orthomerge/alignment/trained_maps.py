@@ -16,12 +16,11 @@ the head's first linear map; q [n, C] the expert's probabilities. (The papers wr
 ours transposed; Eq. 8 calls it A.)
 Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m) of
 64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that normalise (CLIP) M acts on unit vectors,
-and the result is not normalised again, so that folding M is exact. Eq. 9's penalty is read as the sum over
-entries, not as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64
-features. Eq. 8 sums over inputs; the mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text);
-alpha 1, the identity as start, 1000 steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours.
-Where the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features, so that alpha
-weighs the penalty against distances on that scale.
+and the result is not normalised again, so that folding M is exact. Eq. 9's penalty is read as the sum over entries, not
+as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64 features.
+Eq. 8 sums over inputs; the mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text); alpha 1,
+the identity as start, 1000 steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where
+the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features.
 """
 
 from __future__ import annotations
@@ -136,7 +135,6 @@ def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -
 
 
 def divergence_gradient(problem: Problem, device: str) -> Gradient:
-    """Function that computes the gradient of Eq. 7 in M."""
     place = device_of(device)
     H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
     reader = replace(problem.head.to(place, torch.float32), normalise=False)  # H is normalised where the head does it
@@ -166,7 +164,6 @@ def excess(M: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(problem: Problem, M: torch.Tensor, loss: Loss, **facts: float) -> Alignment:
-    """Fold M, with the loss before and after as facts."""
     losses = {"loss_before": loss(problem, problem.H), "loss": loss(problem, problem.H @ M.T)}
     return Alignment(folded(problem.head, M, task=problem.task), {**losses, **facts})
 

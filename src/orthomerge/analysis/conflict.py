@@ -17,7 +17,7 @@ from statistics import fmean
 
 import torch
 
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.vectors import TaskVectors
 
@@ -140,8 +140,6 @@ def layer_of(name: str) -> str:
 
 
 def in_order(layers: Iterable[str]) -> tuple[str, ...]:
-    """Sort layers from first to last, each once."""
-
     def place(layer: str) -> tuple[int, int]:
         kind, _, number = layer.partition(" ")
         return ("embeddings", "layer", "decoder", "final").index(kind), int(number or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,7 +43,6 @@ def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) ->
 
 
 def sample(examples: Examples, *, most: int, seed: int) -> Examples:
-    """Choose at most `most` examples."""
     return examples.take(chosen_inputs(examples.labels, len(examples), most=most, seed=seed))
 
 
@@ -57,11 +56,3 @@ def fitting_split(task: Task) -> Split:
         f"{task.name!r} must have a train or val split, to which a diagnosis fits maps, got a test split alone; "
         "give one of them (no labels are needed)"
     )
-
-
-def limited(task: Task, *, most: int | None, seed: int) -> Task:
-    """Limit the inputs that maps and heads are fitted to."""
-    if most is None:
-        return task
-    split = fitting_split(task)
-    return replace(task, splits={**task.splits, split: sample(task[split], most=most, seed=seed)})

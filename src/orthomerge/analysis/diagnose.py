@@ -1,25 +1,24 @@
 """Diagnose a model with its experts and data: what a merge lost, where, and how much of it can be recovered.
 
-Maps and aligners are fitted to the train split (val if there is none) and measured on test inputs. Every sample of
-inputs is drawn from one seed and listed in the facts, as are figures that were left out, with the reason.
+Maps and aligners are fitted to the train split (val if there is none) and measured on test inputs. The facts list every
+sample of inputs, drawn from one seed, and figures that were left out, with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.analysis.conflict import Conflict
-from orthomerge.analysis.detail import Detail, fitting_split, limited
-from orthomerge.analysis.diagnosis import Diagnosis
+from orthomerge.analysis.detail import Detail, fitting_split, sample
+from orthomerge.analysis.diagnosis import Diagnosis, Figure, Points
 from orthomerge.analysis.families import TaskComparison, accuracy_figure, compare_task, family_figures, mean_accuracy
-from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
-from orthomerge.analysis.layers import layer_figures
+from orthomerge.analysis.layers import FEWEST_FOR_CKA, layer_figures
 from orthomerge.analysis.points import LEAST, points_figure
 from orthomerge.analysis.recorded import (
     fit_figures,
@@ -28,10 +27,9 @@ from orthomerge.analysis.recorded import (
     recorded_witnesses,
     scale_figure,
     shots_figure,
-    start_masking,
 )
-from orthomerge.analysis.recovery import Hits
-from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.analysis.recovery import HitsByTask
+from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
@@ -64,7 +62,6 @@ class _Setting:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def pair(self, task: str, split: Split) -> FeaturePair:
-        """Return features of one split by the model and by the expert."""
         encoded, expert = self.encoded, self.encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
 
@@ -90,22 +87,35 @@ def diagnose(
     layers = _layers(setting)  # before other experts are run, so that the merged encoder is computed once
     comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
-    base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
+    split = fitting_split(next(iter(tasks.values())))
     correct = _by_name({name: comparison.hits for name, comparison in comparisons.items()})
-    case = replace(
-        _case(setting, comparisons, correct),
-        base=base,
-        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
+    if experts.has_base:
+        correct["base"] = _base_hits(setting)
+    witnesses = recorded_witnesses(records, tuple(tasks), model=model.digest)
+    if "probe" in correct:
+        fewest = min(comparison.probed for comparison in comparisons.values())
+        witnesses[f"linear probe, {fewest} inputs"] = mean_accuracy(list(correct["probe"].values()))
+    readings = _by_name({name: comparison.readings for name, comparison in comparisons.items()})
+    case = Case(
+        model.title,
+        detail.aligner,
+        correct,
+        readings,
+        per_class=min(comparison.fitted / len(comparison.head.labels) for comparison in comparisons.values()),
+        base=recorded_base(records, tuple(tasks)),
+        free=not find_aligner(detail.aligner).extra,
+        access=model.origin.access,
+        witnesses=witnesses,
         conflict=conflict,
         scales={} if search is None else search.means,
+        scale=_scale_of(model),
         commands=commands or {},
+        seed=detail.seed,
     )
-    split = fitting_split(next(iter(tasks.values())))
-    fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
-        accuracy_figure(correct, base),
+        accuracy_figure(correct),
         *points,
-        *family_figures(case.families, case.expert, fitted=fitted),
+        *family_figures(readings, correct["expert"], fitted=f"{split} inputs (maps: at most {detail.maps} per task)"),
         *geometry_figures({name: comparison.geometry for name, comparison in comparisons.items()}, fitted=split),
         *layers,
         *vector_figures,
@@ -113,71 +123,41 @@ def diagnose(
         shots_figure(records, method=recorded_name(records, model.title, model=model.digest)),
         *fit_figures(model.origin.facts),
     ]
-    facts = {
-        **asdict(detail),
-        "fitted_on": split,
-        "inputs": {name: {"aligner": one.fitted, "maps": one.mapped} for name, one in comparisons.items()},
-        "access": model.origin.access,
-        "left_out": setting.left_out,
-        "versions": {"orthomerge": VERSION, "torch": torch.__version__},
-    }
     measured = tuple(figure for figure in figures if figure is not None)
-    return Diagnosis(model.title, tuple(tasks), verdict(case), measured, facts)
+    return Diagnosis(model.title, tuple(tasks), verdict(case), measured, _facts(setting, comparisons, split))
 
 
 def _setting(
     model: Model, experts: Experts, tasks: Mapping[str, Task], detail: Detail, how: Encoding, progress: Progress
 ) -> _Setting:
-    """Check and limit the tasks, and encode them with the model."""
     for name in tasks:
         if name not in experts.tasks:
             raise RecipeError(f"task {name!r} needs its expert, which was not given; {nearest(name, experts.tasks)}")
-    splits = {name: fitting_split(task) for name, task in tasks.items()}
-    tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
-    encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how, progress)
-    for name, split in splits.items():
-        encoded.features(model, name, split)
+    limited = {}
+    for name, task in tasks.items():
+        split = fitting_split(task)
+        part = task[split] if detail.limit is None else sample(task[split], most=detail.limit, seed=detail.seed)
+        limited[name] = replace(task, splits={**task.splits, split: part})
+    encoded = EncodedTasks(limited, {name: experts.teacher(name) for name in tasks}, how, progress)
+    for name, task in limited.items():
+        encoded.features(model, name, fitting_split(task))
         encoded.features(model, name, "test")
     return _Setting(model, experts, encoded, detail)
 
 
-def _case(
-    setting: _Setting, comparisons: Mapping[str, TaskComparison], correct: Mapping[str, Mapping[str, Hits]]
-) -> Case:
-    """Gather the evidence of a verdict. `correct`: hits by classifier and task."""
-    origin, detail, method = setting.model.origin, setting.detail, setting.model.origin.facts["method"]
-    # The curve over scales belongs to task arithmetic; scales of other methods are not comparable.
-    scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
-    return Case(
-        setting.model.title,
-        detail.aligner,
-        correct["expert"],
-        correct["merged"],
-        correct["aligned"],
-        _by_name({name: comparison.readings for name, comparison in comparisons.items()}),
-        per_class=min(comparison.fitted / len(comparison.head.labels) for comparison in comparisons.values()),
-        free=not find_aligner(detail.aligner).extra,
-        access=origin.access,
-        scale=float(scale) if isinstance(scale, int | float) else None,
-        seed=detail.seed,
-    )
-
-
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
-    """Return figures of CKA by layer, if requested and if there are enough inputs."""
     encoded, detail = setting.encoded, setting.detail
     if not detail.layers:
         return ()
+    for name, task in encoded.tasks.items():
+        if min(len(task["test"]), detail.layers) < FEWEST_FOR_CKA:
+            setting.left_out["CKA"] = f"{name!r} has fewer than {FEWEST_FOR_CKA} test inputs"
+            return ()
     encoded.progress.stage("encoding layer by layer", None)
-    figures = layer_figures(setting.model, encoded.teachers, encoded.tasks, detail=detail, how=encoded.how)
-    if isinstance(figures, str):
-        setting.left_out["CKA"] = figures
-        return ()
-    return figures
+    return layer_figures(setting.model, encoded.teachers, encoded.tasks, detail=detail, how=encoded.how)
 
 
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
-    """Compare features task by task, and embed them by t-SNE."""
     comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
     for name, task in encoded.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
@@ -192,7 +172,6 @@ def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[P
 
 
 def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskComparison) -> Iterator[Points]:
-    """Embed one task by t-SNE, if requested and if there are enough inputs."""
     if not setting.detail.points:
         return
     if len(test.merged) < LEAST:
@@ -207,44 +186,44 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
-    """Compare task vectors, and measure the mask of a model that was fitted with one."""
-    model, experts = setting.model, setting.experts
-    if not experts.has_base:
+    if not setting.experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
         return None, ()
     setting.encoded.progress.stage("comparing task vectors", None)
-    vectors = task_vectors(experts, order=model.weights.specs)
-    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.encoded.tasks}))
-    figures: list[Figure] = [*conflict.figures()]
-    if "fit" in model.origin.facts:
-        masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
-        if isinstance(masking, str):
-            setting.left_out["masking rate"] = masking
-        else:
-            figures.append(masking.figure())
-    return conflict, tuple(figures)
+    vectors = task_vectors(setting.experts).vectors
+    conflict = Conflict.of(TaskVectors({task: vectors[task] for task in setting.encoded.tasks}))
+    return conflict, conflict.figures()
 
 
-def _base(setting: _Setting) -> dict[str, Hits]:
-    """Return the hits of the base with the experts' heads."""
+def _base_hits(setting: _Setting) -> HitsByTask:
     encoded, correct = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
-    for task in setting.encoded.tasks:
+    for task in encoded.tasks:
         kind = head_of(base.head(task)).kind
         correct[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])
     return correct
 
 
-def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
-    """Return the probes of all tasks as one witness; nothing if a task has none."""
-    if not all("probe" in comparison.hits for comparison in comparisons.values()):
-        return ()
-    name = f"linear probe, {min(comparison.probed for comparison in comparisons.values())} inputs"
-    return (Witness(name, *mean_accuracy([comparison.hits["probe"] for comparison in comparisons.values()])),)
+def _scale_of(model: Model) -> float | None:
+    """Return the scale of task arithmetic; other methods' scales do not belong to the curve over scales."""
+    method = model.origin.facts["method"]
+    scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
+    return float(scale) if isinstance(scale, int | float) else None
 
 
-def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Value]]:
+def _facts(setting: _Setting, comparisons: Mapping[str, TaskComparison], split: Split) -> dict[str, Any]:
+    return {
+        **asdict(setting.detail),
+        "fitted_on": split,
+        "inputs": {name: {"aligner": one.fitted, "maps": one.mapped} for name, one in comparisons.items()},
+        "access": setting.model.origin.access,
+        "left_out": setting.left_out,
+        "versions": {"orthomerge": VERSION, "torch": torch.__version__},
+    }
+
+
+def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, Mapping[str, Value]]:
     """Regroup values by name, then task; names that a task lacks are left out."""
     names = [name for name in next(iter(by_task.values())) if all(name in values for values in by_task.values())]
     return {name: {task: values[name] for task, values in by_task.items()} for name in names}

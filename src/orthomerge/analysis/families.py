@@ -28,9 +28,9 @@ from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.detail import Detail, chosen_inputs
-from orthomerge.analysis.figures import Bars, Heat, Series
+from orthomerge.analysis.diagnosis import Bars, Heat, Series
 from orthomerge.analysis.geometry import SHOWN, Geometry
-from orthomerge.analysis.recovery import Hits
+from orthomerge.analysis.recovery import Estimate, Hits, HitsByTask
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.evaluation.probe import Probe
@@ -80,7 +80,6 @@ def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: 
 
 
 def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """Compare the outputs of a classifier with those of the expert's head and with the labels."""
     kind = head_kind(head.kind)
     kl = max(0.0, float(kind.divergence(z.double(), z_T.double()).mean()))
     return Reading(math.nan, kl, hits(kind.choices(z), truth, head.kind).numpy())
@@ -124,11 +123,8 @@ def compare_task(
     readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
     evidence = Evidence(head, support.merged.unlabelled(), support.expert.unlabelled(), seed)
     aligned = Aligned(make_aligner(detail.aligner)).build(evidence)
-    logits = {
-        "expert": logits_of(head, test.expert.values),
-        "merged": logits_of(classifier, test.merged.values),
-        "aligned": logits_of(aligned, test.merged.values),
-    }
+    logits = {"expert": logits_of(head, test.expert.values)}
+    logits |= {name: logits_of(own, test.merged.values) for name, own in (("merged", classifier), ("aligned", aligned))}
     own, best = (read_logits(logits[name], logits["expert"], head=head, truth=truth) for name in ("merged", "aligned"))
     if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
         readings["as it is"] = own
@@ -151,7 +147,7 @@ def _sample(features: Features, most: int, seed: int) -> Features:
 
 
 def family_figures(
-    readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
+    readings: Mapping[str, Mapping[str, Reading]], experts: HitsByTask, *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
     """Make figures of readings by family and task, and of the experts' hits by task, in the same order.
 
@@ -199,10 +195,8 @@ def family_figures(
     )
 
 
-def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, Hits] | float | None) -> Bars:
-    """Make a figure of accuracy by task and of the mean, from hits by classifier and task; with the base if given."""
+def accuracy_figure(hits: Mapping[str, HitsByTask]) -> Bars:
     tasks = tuple(next(iter(hits.values())))
-    hits = {**hits, "base": base} if isinstance(base, Mapping) else hits
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
     return Bars(
         "accuracy",
@@ -215,16 +209,17 @@ def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, H
     )
 
 
-def mean_accuracy(parts: Sequence[Hits]) -> tuple[float, float, float]:
+def mean_accuracy(parts: Sequence[Hits]) -> Estimate:
     """Return the mean accuracy over tasks in percent, with its interval."""
     scores = [Score(float(part.mean()), *wilson(int(part.sum()), len(part)), len(part)) for part in parts]
     middle, low, high = mean_interval(scores)
-    return 100 * middle, 100 * max(0.0, low), 100 * min(1.0, high)
+    return Estimate(100 * middle, 100 * max(0.0, low), 100 * min(1.0, high))
 
 
 def _intervals(name: str, groups: Sequence[Sequence[Hits]]) -> Series:
-    values, low, high = zip(*map(mean_accuracy, groups), strict=True)
-    return Series(name, values, low, high)
+    means = [mean_accuracy(parts) for parts in groups]
+    low, high = tuple(mean.low for mean in means), tuple(mean.high for mean in means)
+    return Series(name, tuple(mean.value for mean in means), low, high)
 
 
 def _bars(key: str, title: str, caption: str, unit: str, values: Mapping[str, float]) -> Bars:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orthomerge.analysis.figures import Bars, Curve, Lines, Series
+from orthomerge.analysis.diagnosis import Bars, Curve, Lines, Series
 
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}  # families of maps, and their names in figures
 _GRID_POINTS = 161
@@ -87,7 +87,6 @@ def _finite(values: Values) -> Values:
 
 
 def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = None) -> tuple[Curve, ...]:
-    """Make one curve per family of maps: the mean of the tasks' densities."""
     curves = []
     for kind, by_task in values.items():
         parts = [part for part in by_task.values() if len(part)]

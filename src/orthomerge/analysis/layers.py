@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from orthomerge.analysis.detail import Detail, sample
-from orthomerge.analysis.figures import Heat
+from orthomerge.analysis.diagnosis import Heat
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract
@@ -38,7 +38,7 @@ from orthomerge.models.heads import Head, head_of
 from orthomerge.models.model import Model
 from orthomerge.models.processing import Processor
 
-_LEAST = 4  # inputs that the unbiased estimate needs
+FEWEST_FOR_CKA = 4  # inputs that the unbiased estimate needs
 _FLAT = 1e-12  # share of the sum of squares below which variation is rounding
 _AFTER_LAYERS = ("pooler", "projection")
 _NAME = "every layer"
@@ -48,9 +48,9 @@ States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
 
 def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
     """Return the unbiased CKA of two sets of features of the same inputs."""
-    if len(X) != len(Y) or len(X) < _LEAST:
+    if len(X) != len(Y) or len(X) < FEWEST_FOR_CKA:
         raise IncompatibleError(
-            f"CKA needs features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
+            f"CKA needs features of the same inputs, at least {FEWEST_FOR_CKA}, got {list(X.shape)} and {list(Y.shape)}"
         )
     X, Y = _centred(X.double()), _centred(Y.double())
     sizes = _hsic(X, X) * _hsic(Y, Y)
@@ -75,12 +75,9 @@ def _hsic(X: torch.Tensor, Y: torch.Tensor) -> float:
 
 def layer_figures(
     model: Model, experts: Mapping[str, Model], tasks: Mapping[str, Task], *, detail: Detail, how: Encoding
-) -> tuple[Heat, ...] | str:
-    """Measure CKA of model and experts by layer, and between all encoders; return a message if inputs are too few."""
+) -> tuple[Heat, ...]:
+    """Measure CKA of model and experts by layer, and between all encoders."""
     samples = {name: sample(task["test"], most=detail.layers, seed=detail.seed) for name, task in tasks.items()}
-    for name, examples in samples.items():
-        if len(examples) < _LEAST:
-            return f"{name!r} has fewer than {_LEAST} test inputs"
     share = min(-(-detail.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
     parts = [sample(task["test"], most=share, seed=detail.seed) for task in tasks.values()]
     mixed = Examples([item for part in parts for item in part.inputs], None, "test")

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from orthomerge.alignment.folding import first_map, read_by
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.analysis.detail import Detail, chosen_inputs
+from orthomerge.analysis.diagnosis import Points, View, figure_key
 from orthomerge.analysis.families import TaskComparison
-from orthomerge.analysis.figures import Points, View, figure_key
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
 from orthomerge.models.features import FeaturePair
@@ -101,7 +101,6 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
-    """Rotate or mirror points so that they are as near to `onto` as possible."""
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
     rotated_points: Plane = points @ A.T.numpy()
     return rotated_points
@@ -125,7 +124,6 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def short_text(text: str) -> str:
-    """Cut a text to one line."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
@@ -140,10 +138,8 @@ def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
 
 
 def _uri(image: Any, side: int, colours: int) -> str:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise RecipeError("showing pictures needs Pillow: pip install 'orthomerge[models]'") from error
+    from PIL import Image
+
     pixels = np.asarray(image)
     picture = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     if max(picture.size) > side:

@@ -27,8 +27,6 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval."""
-
     value: float
     low: float
     high: float
@@ -42,7 +40,6 @@ class Estimate:
         return self.high < 0
 
     def choose(self, *, above: str, below: str, tie: str) -> str:
-        """Choose a text: the interval is above zero, below zero, or contains zero."""
         if self.above:
             return above
         return below if self.below else tie
@@ -57,7 +54,6 @@ class Estimate:
         return f"{_rounded(self.low, digits)} to {_rounded(self.high, digits)}"
 
     def numbers(self, name: str) -> dict[str, float]:
-        """Return value and ends of the interval, with names for a finding."""
         return {name: self.value, f"{name}, low": self.low, f"{name}, high": self.high}
 
 
@@ -82,7 +78,6 @@ def difference(first: HitsByTask, second: HitsByTask, *, seed: int = 0) -> Estim
 
 
 def recovery(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int = 0) -> Recovery:
-    """Compare the hits of the expert, of the merge, and of the merge with an aligned head."""
     lost = difference(expert, merged, seed=seed)
     won, left = difference(aligned, merged, seed=seed), difference(expert, aligned, seed=seed)
     return Recovery(lost, won, left, _share(expert, merged, aligned, seed=seed) if lost.above else None)

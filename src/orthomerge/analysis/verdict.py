@@ -14,7 +14,7 @@ from statistics import fmean
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
-from orthomerge.analysis.recovery import HitsByTask, Recovery, difference, recovery
+from orthomerge.analysis.recovery import Estimate, HitsByTask, Recovery, difference, recovery
 from orthomerge.core.errors import some
 from orthomerge.data.task import Access
 
@@ -24,91 +24,72 @@ _FEW = 25.0  # inputs per class below which an aligner may lack data
 
 
 @dataclass(frozen=True)
-class Witness:
-    """Another classifier of the merged features, fitted with labels: mean accuracy in percent with its interval."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Case:
-    """Evidence of a verdict: hits by task on test inputs, readings by family and task, in the same order.
+    """Evidence of a verdict: hits on test inputs by classifier, readings by family, each by task in the same order.
 
-    `base`: hits of the base with the experts' heads, or its mean accuracy in percent. `per_class`: the fewest inputs
-    per class that the aligner was fitted to. `free`: whether it adds no parameter. `access`: of the inputs that the
-    merge was fitted to. `scales`: score by scale; `scale`: that of the merge. `commands`: command lines to suggest:
-    `align` (writes a model), `score` (makes a table), `refit`, `probe`.
+    `hits`: of expert, merged, aligned, and base (with the experts' heads) if known; `base`: else its mean accuracy in
+    percent. `per_class`: the fewest inputs per class that the aligner was fitted to. `free`: whether it adds no
+    parameter. `access`: of the inputs that the merge was fitted to. `scales`: score by scale; `scale`: that of the
+    merge. `witnesses`: mean accuracies in percent of other classifiers of the merged features, fitted with labels, by
+    name. `commands`: command lines to suggest: `align` (writes a model), `score` (makes a table), `refit`, `probe`.
     """
 
     method: str
     aligner: str
-    expert: HitsByTask
-    merged: HitsByTask
-    aligned: HitsByTask
+    hits: Mapping[str, HitsByTask]
     families: Mapping[str, Mapping[str, Reading]]
     _: KW_ONLY
     per_class: float
-    base: HitsByTask | float | None = None
+    base: float | None = None
     free: bool = True
     access: Access = "data-free"
-    witnesses: tuple[Witness, ...] = ()
+    witnesses: Mapping[str, Estimate] = field(default_factory=dict)
     conflict: Conflict | None = None
     scales: Mapping[float, float] = field(default_factory=dict)
     scale: float | None = None
     commands: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
-    def family_hits(self, family: str) -> HitsByTask:
-        return {task: reading.hits for task, reading in self.families[family].items()}
-
-    def family_distance(self, family: str) -> float:
-        readings = self.families.get(family, {}).values()
-        return fmean(reading.distance for reading in readings) if readings else math.nan
+    def mean(self, classifier: str) -> float:
+        return 100 * fmean(float(part.mean()) for part in self.hits[classifier].values())
 
 
 def verdict(case: Case) -> tuple[Finding, ...]:
     """Return all findings, the most important first."""
-    outcome = recovery(case.expert, case.merged, case.aligned, seed=case.seed)
+    outcome = recovery(case.hits["expert"], case.hits["merged"], case.hits["aligned"], seed=case.seed)
     findings = [_accuracy(case, outcome), _misalignment(case, outcome), _remainder(case, outcome)]
     findings += [_rotation(case), _worst_task(case), _conflicts(case), _scale(case), _next_step(case, outcome)]
     return tuple(finding for finding in findings if finding is not None)
 
 
 def _accuracy(case: Case, outcome: Recovery) -> Finding:
-    lost, count = outcome.lost, len(case.expert)
-    expert, merged, aligned = map(_mean, (case.expert, case.merged, case.aligned))
-    numbers = {"expert": expert, "merged": merged, "aligned": aligned, **lost.numbers("lost")}
+    lost, count = outcome.lost, len(case.hits["expert"])
+    numbers = {name: case.mean(name) for name in ("expert", "merged", "aligned")}
     against_experts = lost.choose(
         above=f": {lost} lost.",
         below=f", {-lost} more than the experts.",
         tie=f". That is a tie: the difference is {lost}.",
     )
     text = (
-        f"The experts reach {expert:.1f} % ({'one task' if count == 1 else f'mean of {count} tasks'}), "
-        f"{case.method} as it is {merged:.1f} %{against_experts}"
+        f"The experts reach {numbers['expert']:.1f} % ({'one task' if count == 1 else f'mean of {count} tasks'}), "
+        f"{case.method} as it is {numbers['merged']:.1f} %{against_experts}"
     )
     if case.access == "transductive":
         text += " The merge was fitted to these very test inputs, which flatters it."
-    text += f" Read through the aligner {case.aligner!r} it reaches {aligned:.1f} %."
-    if case.base is not None:
-        numbers["base"] = _mean(case.base) if isinstance(case.base, Mapping) else float(case.base)
-        text += f" The base under the experts' heads has {numbers['base']:.1f} %{_against_base(case)}."
+    text += f" Read through the aligner {case.aligner!r} it reaches {numbers['aligned']:.1f} %."
+    numbers |= lost.numbers("lost")
+    base, against_base = case.base, ""
+    if "base" in case.hits:
+        base, gain = case.mean("base"), difference(case.hits["merged"], case.hits["base"], seed=case.seed)
+        against_base = gain.choose(
+            above=f", {gain} less than the merge",
+            below=f", {-gain} more than the merge",
+            tie=f", a tie: the merge differs by {gain}",
+        )
+    if base is not None:
+        numbers["base"] = base
+        text += f" The base under the experts' heads has {base:.1f} %{against_base}."
     return Finding("Accuracy", text, numbers)
-
-
-def _against_base(case: Case) -> str:
-    """Compare the base with the merge, if the base's hits are given."""
-    if not isinstance(case.base, Mapping):
-        return ""
-    gain = difference(case.merged, case.base, seed=case.seed)
-    return gain.choose(
-        above=f", {gain} less than the merge",
-        below=f", {-gain} more than the merge",
-        tie=f", a tie: the merge differs by {gain}",
-    )
 
 
 def _misalignment(case: Case, outcome: Recovery) -> Finding:
@@ -137,18 +118,18 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
         text = f"Between the aligned merge and the experts no difference is certain ({left})."
         return Finding("Nothing certain remains", text, numbers)
     text = f"{left} remain between the aligned merge and the experts. "
-    best = max(case.witnesses, key=lambda witness: witness.mean, default=None)
-    if best is not None:
-        aligned = _mean(case.aligned)
-        numbers |= {witness.name: witness.mean for witness in case.witnesses}
+    if case.witnesses:
+        aligned = case.mean("aligned")
+        numbers |= {name: witness.value for name, witness in case.witnesses.items()}
+        name, best = max(case.witnesses.items(), key=lambda item: item[1].value)
         text += (
-            f"A second witness, which saw labels ({best.name}), reads {best.mean:.1f} % ({best.low:.1f} to "
-            f"{best.high:.1f}) off the same features: "
+            f"A second witness, which saw labels ({name}), reads {best.value:.1f} % ({best.interval()}) off the same "
+            "features: "
         )
         if best.low > aligned:
             text += "the classes are more separated than the aligner could tell; a better reading may win more."
             return Finding("Not all of it is lost", text, numbers)
-        text += f"{'no more' if best.mean <= aligned else 'not for certain more'} than the aligner does. "
+        text += f"{'no more' if best.value <= aligned else 'not for certain more'} than the aligner does. "
     if case.per_class < _FEW:
         text += (
             f"With {case.per_class:.0f} inputs per class the aligner may also have seen too few: it is lost "
@@ -164,43 +145,47 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
 
 def _rotation(case: Case) -> Finding | None:
     """Decide whether the map is a rotation, from held-out distance and accuracy: orthogonal against linear."""
-    raw, orthogonal, linear, rigid = map(case.family_distance, ("none", "orthogonal", "linear", "rigid"))
-    if any(map(math.isnan, (raw, orthogonal, linear))):
+    by_family = {
+        family: fmean(reading.distance for reading in readings.values()) for family, readings in case.families.items()
+    }
+    raw, orthogonal, linear, rigid = (
+        by_family.get(family, math.nan) for family in ("none", "orthogonal", "linear", "rigid")
+    )
+    if math.isnan(raw + orthogonal + linear):
         return None
-    more = difference(case.family_hits("linear"), case.family_hits("orthogonal"), seed=case.seed)
+    one, other = (
+        {task: reading.hits for task, reading in case.families[family].items()} for family in ("linear", "orthogonal")
+    )
+    more, gain = difference(one, other, seed=case.seed), raw - linear
     numbers = {"raw": raw, "orthogonal": orthogonal, "linear": linear, **more.numbers("linear beyond orthogonal")}
-    gain = raw - linear
-    comparison = f"In accuracy the linear map adds {more} to the orthogonal one"
+    end = more.choose(above="", below="", tie=", which is a tie")
     if raw < 0.02:
-        title, text = "The features agree", f"There is nothing for a map to do. {comparison}."
+        title, text = "The features agree", "There is nothing for a map to do."
     elif gain <= 0.02 * raw:
-        title, text = "No linear map helps", f"Neither brings them nearer to speak of. {comparison}."
+        title, text = "No linear map helps", "Neither brings them nearer to speak of."
     else:
         numbers["orthogonal share"] = (raw - orthogonal) / gain
         share = 100 * numbers["orthogonal share"]
-        text = f"A rotation alone does {share:.0f} % of what any linear map does. {comparison}"
+        text = f"A rotation alone does {share:.0f} % of what any linear map does."
         if share >= _MOST_OF_IT and more.high < _NEAR:
-            title, text = "It is a rotation", f"{text}: the orthogonal map suffices."
-        elif more.above:
-            title, text = "More than a rotation", f"{text}: the difference is more than a rotation."
-        elif share < 50:
-            title, text = "More than a rotation", f"{text}, a tie; the features differ by more."
+            title, end = "It is a rotation", ": the orthogonal map suffices"
         else:
-            title, text = "Largely a rotation", f"{text}, which is a tie."
+            title = "More than a rotation" if more.above or share < 50 else "Largely a rotation"
     shifted = "" if math.isnan(rigid) else f" ({rigid:.2f} with a shift)"
     distances = (
         f"On inputs that no map has seen, merged features are {raw:.2f} from the expert's (1: as far as guessing the "
         f"mean); the best orthogonal map leaves {orthogonal:.2f}{shifted}, the best linear one {linear:.2f}."
     )
-    return Finding(title, f"{distances} {text}", numbers)
+    return Finding(
+        title, f"{distances} {text} In accuracy the linear map adds {more} to the orthogonal one{end}.", numbers
+    )
 
 
 def _worst_task(case: Case) -> Finding | None:
-    if len(case.expert) < 2:
+    expert, merged = case.hits["expert"], case.hits["merged"]
+    if len(expert) < 2:
         return None
-    losses = {
-        task: difference({task: case.expert[task]}, {task: case.merged[task]}, seed=case.seed) for task in case.expert
-    }
+    losses = {task: difference({task: expert[task]}, {task: merged[task]}, seed=case.seed) for task in expert}
     order = sorted(losses, key=lambda task: -losses[task].value)
     worst, second = losses[order[0]], losses[order[1]]
     numbers = {f"lost on {task}": losses[task].value for task in order}
@@ -241,7 +226,6 @@ def _conflicts(case: Case) -> Finding | None:
 
 
 def _scale(case: Case) -> Finding | None:
-    """Report whether another scale is better on validation inputs."""
     scales, current = case.scales, case.scale
     if not scales:
         return None
@@ -271,8 +255,3 @@ def _next_step(case: Case, outcome: Recovery) -> Finding | None:
         return None
     text = "; then ".join(steps)
     return Finding(title, f"{text[0].upper()}{text[1:]}.", outcome.left.numbers("left"))
-
-
-def _mean(hits: HitsByTask) -> float:
-    """Return the mean accuracy over tasks in percent."""
-    return 100 * fmean(float(part.mean()) for part in hits.values())

@@ -16,10 +16,7 @@ def export(
     format: Literal["transformers", "onnx"] = "transformers",  # noqa: A002 - the name of the flag
     force: bool = False,
 ) -> dict[str, object]:
-    """Write one task as a folder that a transformers class loads, or one task or all as an ONNX graph.
-
-    Return the inputs and outputs of the graph, or the task.
-    """
+    """Write one task for transformers, or one or all as an ONNX graph; return the task, or inputs and outputs."""
     if format not in FORMATS:
         raise RecipeError(f"'format' must be transformers or onnx, got {format!r}; {nearest(format, FORMATS)}")
     value, folder = resolve(model)

@@ -2,8 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.models.inspection import inspect_checkpoint
-from orthomerge.models.saved import verify_folder
+from orthomerge.models.saved import inspect_checkpoint, verify_folder
 
 
 def inspect(path: str | Path, *, headers: bool = False, verify: bool = False) -> dict[str, Any]:

@@ -46,7 +46,6 @@ def _summary(row: Any, kind: str) -> tuple[str, str]:
 
 
 def _options(row: Any, kind: str) -> Sequence[tuple[str, str, str]]:
-    """Return name, type and default of every option of an entry."""
     if kind == "families":
         facts = {"model types": row.model_types, "pooling": row.poolings}
     elif kind == "suites":

@@ -1,5 +1,3 @@
-"""Merge experts into one model."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

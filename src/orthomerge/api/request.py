@@ -1,7 +1,5 @@
 """Build a recipe from a command line and perhaps a file, whose keys it overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

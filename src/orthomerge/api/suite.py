@@ -47,7 +47,7 @@ def evaluate_suite(
     return evaluate(
         [*suite.references().values(), *scored],
         suite.tasks,
-        experts=suite.experts(),
+        experts=suite.experts,
         against=against,
         suite=name,
         encoding=suite.encoding(device, batch=batch),
@@ -80,7 +80,7 @@ def diagnose_suite(
         call = f"orthomerge evaluate --suite {name}{folder} --method {shlex.quote(method)}"
         commands = {"score": f"{call} --aligner {detail.aligner}", "probe": f"{call} --protocol probe"}
     how: dict[str, Any] = {"detail": detail, "commands": commands, "encoding": suite.encoding(device, batch=batch)}
-    return diagnose(value, suite.tasks, experts=suite.experts(), **how, **options)
+    return diagnose(value, suite.tasks, experts=suite.experts, **how, **options)
 
 
 def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:

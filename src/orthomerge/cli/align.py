@@ -45,21 +45,11 @@ def align(
     from orthomerge.models.writing import write_model
     from orthomerge.runs.models import existing
 
-    options = read_options(settings)
+    how = {"options": read_options(settings), **saved.options()}
     sources = sources_of(columns.of(data), om.load(model).tasks)
     inputs = existing([model, *sources.values(), *(saved.expert or {}).values(), saved.base])
     check_target(Path(out), force=force, inputs=inputs)
-    aligned = om.align(
-        model,
-        sources,
-        aligner=aligner,
-        options=options,
-        split=split,
-        limit=limit,
-        seed=seed,
-        progress=progress,
-        **saved.options(),
-    )
+    aligned = om.align(model, sources, aligner=aligner, split=split, limit=limit, seed=seed, progress=progress, **how)
     manifest = write_model(aligned, Path(out), force=force, inputs=inputs, progress=progress)
     yield {"out": out, "manifest": manifest}
     yield from alignment_lines(manifest)

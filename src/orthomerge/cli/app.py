@@ -85,10 +85,7 @@ click.version_option(VERSION, "-V", "--version", prog_name="orthomerge", message
 
 
 def _handle_signals() -> list[int]:
-    """Exit on SIGINT and SIGTERM with cleanup, which a second signal within seconds does not disturb.
-
-    The returned list receives the signal.
-    """
+    """Exit with cleanup on SIGINT and SIGTERM, which the returned list receives; ignore a second one within seconds."""
     last, received = -_PATIENCE, list[int]()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -113,17 +110,6 @@ def _handle_signals() -> list[int]:
     return received
 
 
-def _refuse(error: click.ClickException) -> NoReturn:
-    """Print the error of a command line and the command of its help, and exit."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        sys.stderr.write(f"{error.format_message()}\n")
-    else:
-        context = getattr(error, "ctx", None)
-        path = "orthomerge" if context is None else context.command_path
-        sys.stderr.write(f"orthomerge: {error.format_message()}\nTry: {path} -h\n")
-    raise SystemExit(error.exit_code) from None
-
-
 def main() -> None:
     """Run a command; our errors become a message and an exit code, with a traceback only for `--verbose`."""
     received = _handle_signals()
@@ -134,17 +120,23 @@ def main() -> None:
         if received:
             sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind; run again to continue\n")
             raise SystemExit(128 + received[0]) from None
-        if isinstance(error, click.ClickException):
-            _refuse(error)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            sys.stderr.write(f"{error.format_message()}\n")
+            raise SystemExit(error.exit_code) from None
         if isinstance(error, OrthomergeError):
+            message, code = str(error), error.exit_code
             if {"-v", "--verbose"} & set(sys.argv):
                 traceback.print_exc()
-            sys.stderr.write(f"orthomerge: {error}\n")
-            raise SystemExit(error.exit_code) from None
-        if isinstance(error, OSError):  # for example of standard output; files have their own errors
-            sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
-            raise SystemExit(1) from None
-        raise
+        elif isinstance(error, click.ClickException):
+            context = getattr(error, "ctx", None)
+            path = "orthomerge" if context is None else context.command_path
+            message, code = f"{error.format_message()}\nTry: {path} -h", error.exit_code
+        elif isinstance(error, OSError):  # for example of standard output; files have their own errors
+            message, code = error.strerror or str(error), 1
+        else:
+            raise
+        sys.stderr.write(f"orthomerge: {message}\n")
+        raise SystemExit(code) from None
     raise SystemExit(code)
 
 

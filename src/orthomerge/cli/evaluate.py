@@ -3,9 +3,12 @@ from typing import Annotated, Any, Literal
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, Parts, command
-from orthomerge.cli.options import Columns, Labelled, RunFolder, Saved, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Labelled, Saved, Suite, SuiteFolder
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
+
+_METHODS = ("average", "task_arithmetic", "ties")
+_PROTOCOLS = ("current", "knn", "aligned-c")
 
 
 @command(
@@ -22,17 +25,11 @@ def evaluate(
     data: Labelled = None,
     suite: Suite = None,
     folder: SuiteFolder = None,
-    method: Annotated[tuple[str, ...], Input("Merge of the suite, such as 'ties: density: 0.3', repeated.", "NAME")] = (
-        "average",
-        "task_arithmetic",
-        "ties",
-    ),
+    method: Annotated[
+        tuple[str, ...], Input("Merge of the suite, such as 'ties: density: 0.3', repeated.", "NAME")
+    ] = _METHODS,
     columns: Columns,
-    protocol: Annotated[tuple[str, ...], How("Protocol (`list protocols`), repeated.", "NAME")] = (
-        "current",
-        "knn",
-        "aligned-c",
-    ),
+    protocol: Annotated[tuple[str, ...], How("Protocol (`list protocols`), repeated.", "NAME")] = _PROTOCOLS,
     aligner: Annotated[
         tuple[str, ...], How("Score with aligned heads too (`list aligners`), repeated.", "NAME", default="none")
     ] = (),
@@ -42,7 +39,7 @@ def evaluate(
         tuple[Literal["inductive", "transductive"], ...], How("Fit to inputs of train, or of test itself; repeated.")
     ] = ("inductive",),
     references: Annotated[bool, How("Score the experts too.")] = True,
-    out: RunFolder = "runs/evaluation",
+    out: Annotated[str, Output("Run folder to write.", "FOLDER", short="-o")] = "runs/evaluation",
     against: Annotated[str | None, Output("Compare every model with this one.", "NAME", default="the best")] = None,
     margin: Annotated[float, Output("Models that differ by less may be comparable.", "POINTS")] = 1.0,
     saved: Saved,

@@ -25,6 +25,8 @@ def export(
 
     A folder of one task loads as an ordinary classifier, also in pipeline().
     """
+    if all_heads and format != "onnx":
+        raise RecipeError("a transformers classifier has one head; give --task, or --format onnx with --all-heads")
     if (task is None) != all_heads:
         either = " or --all-heads, not both" if all_heads else ", or --all-heads for onnx"
         raise RecipeError(f"give --task TASK{either}")

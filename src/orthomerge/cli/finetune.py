@@ -34,14 +34,7 @@ def finetune(
     from orthomerge.api.finetune import write_expert
     from orthomerge.api.request import read_options
 
-    metrics = write_expert(
-        base,
-        columns.of(data),
-        out,
-        others=[columns.of(source) for source in other],
-        force=force,
-        progress=lambda report: progress.say(str(report)),
-        **read_options(settings),
-    )
+    tuning, others = read_options(settings), [columns.of(source) for source in other]
+    metrics = write_expert(base, columns.of(data), out, tuning, others=others, force=force, progress=progress)
     yield {"out": out, "metrics": metrics}
     yield f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())

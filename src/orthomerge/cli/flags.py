@@ -116,8 +116,6 @@ def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Calla
 
 
 class _Argument(click.Argument):
-    """Argument with help."""
-
     def __init__(self, name: str, *, text: str, **options: Any) -> None:
         super().__init__([name], **options)
         self.help = text
@@ -153,7 +151,6 @@ def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) ->
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[float, ...] | None:
-    """Parse numbers separated by commas."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -168,7 +165,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _option(name: str, kind: Any, flag: Flag, default: Any) -> click.Parameter:
-    """Make the argument or option of a parameter."""
     required = default is Parameter.empty
     options: dict[str, Any] = {"required": required, "metavar": flag.metavar, **_reading(kind)}
     if flag.positional:
@@ -183,7 +179,6 @@ def _option(name: str, kind: Any, flag: Flag, default: Any) -> click.Parameter:
 
 
 def _reading(kind: Any) -> dict[str, Any]:
-    """Return click's options for parsing values of a type."""
     if get_origin(kind) in (Union, UnionType):  # with `None`, or a mapping or `str`
         kind = get_args(kind)[0]
     if get_origin(kind) is Mapping:

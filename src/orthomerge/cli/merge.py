@@ -52,6 +52,7 @@ def merge(
     from orthomerge.api.merge import search_scale
     from orthomerge.api.request import read_request
     from orthomerge.models.experts import Experts
+    from orthomerge.models.manifest import read_manifest
     from orthomerge.runs.models import plan, write
 
     recipe = read_request(
@@ -70,8 +71,8 @@ def merge(
     )
     if dry_run:
         planned = plan(recipe)
-        yield planned.as_dict()
-        yield from _plan(planned.as_dict())
+        yield planned.document
+        yield from _plan(planned.document)
         if planned.problems:
             raise SystemExit(planned.problems[0].error.exit_code)
         return
@@ -82,9 +83,9 @@ def merge(
         recipe = recipe.with_scale(search.best)
         progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
     started = time.perf_counter()
-    written = write(recipe, force=force, progress=progress)
-    manifest = written.manifest
-    yield {"out": str(written.out), "manifest": manifest}
+    folder = write(recipe, force=force, progress=progress)
+    manifest = read_manifest(folder)
+    yield {"out": str(folder), "manifest": manifest}
     if "fit" in manifest:
         yield from fit_lines(manifest)
     if "alignment" in manifest:
@@ -92,7 +93,7 @@ def merge(
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for file in manifest["files"].values() if not file.get("link"))
     seconds = time.perf_counter() - started
-    yield f"wrote {written.out}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}"
+    yield f"wrote {folder}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}"
 
 
 def _plan(document: Mapping[str, Any]) -> Parts:
@@ -104,8 +105,7 @@ def _plan(document: Mapping[str, Any]) -> Parts:
         yield (
             f"{document['method']} of {len(rows)} {document['family']} experts: {tensors['merged']} tensors merged, "
             f"{tensors['copied']} copied, {len(document['left_out']['base'])} of the base left out\n"
-            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB, "
-            f"at most {sizes['memory']:,.0f} MB of blocks in memory"
+            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB"
         )
     for name in ("fit", "align"):
         if name in document:

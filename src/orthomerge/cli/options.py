@@ -36,10 +36,7 @@ Limit = Annotated[int | None, Input("At most N inputs per task.", "N", default="
 Suite = Annotated[str | None, Input("Named benchmark instead of --data (`list suites`).", "SUITE")]
 SuiteFolder = Annotated[str | None, Input("Folder of the suite.", "FOLDER", default="a cache")]
 Device = Annotated[str, How("Device: auto, cpu, cuda, cuda:1, ...", "DEVICE")]
-Grid = Annotated[tuple[float, ...] | None, How("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
 Out = Annotated[str, Output("Folder to write.", "FOLDER", short="-o")]
-OutIfAny = Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o", default="none, scores only")]
-RunFolder = Annotated[str, Output("Run folder to write.", "FOLDER", short="-o")]
 Dtype = Annotated[
     Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
     Output("Data type of the written weights.", "TYPE", default="keep"),
@@ -100,8 +97,8 @@ class Edit(Compute):
 
     experts: ExpertPaths = ()
     base: Base = None
-    grid: Grid = None
-    out: OutIfAny = None
+    grid: Annotated[tuple[float, ...] | None, How("Scales to try.", "0.2,0.5,1", default="0.05 to 1")] = None
+    out: Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o", default="none, scores only")] = None
     dtype: Dtype = None
     force: Force = False
 

@@ -61,7 +61,6 @@ def _print_table(table: Table) -> None:
 
 
 def score_cell(score: Score) -> str:
-    """Format a score in percent with its interval."""
     return f"{100 * score.value:.1f} ({100 * score.low:.1f}-{100 * score.high:.1f})"
 
 

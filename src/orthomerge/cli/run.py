@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import orthomerge as om
 from orthomerge.cli.flags import Input, Output, Parts, command
 from orthomerge.cli.printing import verdict_lines
+from orthomerge.core.errors import OrthomergeError
 from orthomerge.core.progress import Watch
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def run(
     yield ran.as_dict()
     yield from _results(ran)
     if ran.swept is not None and ran.swept.failures:
-        _print_failures(ran.folder, ran.swept)
-        raise SystemExit(1)
+        raise OrthomergeError(_failures(ran.folder, ran.swept))
 
 
 def _results(ran: Ran) -> Parts:
@@ -85,7 +84,7 @@ def _results(ran: Ran) -> Parts:
         yield f"report: {ran.page}"
 
 
-def _print_failures(folder: Path, swept: Swept) -> None:
+def _failures(folder: Path, swept: Swept) -> str:
     from orthomerge.runs.choosing import failure_lines
 
     reasons = failure_lines(swept.failures)
@@ -93,4 +92,4 @@ def _print_failures(folder: Path, swept: Swept) -> None:
     if len(reasons) > _SHOWN:
         lines.append(f"  and {len(reasons) - _SHOWN} other reasons: {folder / 'sweep.md'}")
     count = len({(failure.name, failure.way) for failure in swept.failures})
-    sys.stderr.write("\n".join((f"orthomerge: {count} cells failed, the others are done:", *lines)) + "\n")
+    return "\n".join((f"{count} cells failed, the others are done:", *lines))

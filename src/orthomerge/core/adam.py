@@ -4,8 +4,6 @@ Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019 for AdamW, arXiv
 arXiv 1608.03983.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +21,6 @@ class Adam:
         self.steps = 0
 
     def step(self, values: torch.Tensor, gradient: torch.Tensor, lr: float) -> None:
-        """Update values in place."""
         self.steps += 1
         with torch.no_grad():
             self._first.lerp_(gradient, 1 - _BETA_1)
@@ -33,10 +30,7 @@ class Adam:
 
 
 class Optimiser:
-    """torch's AdamW over groups with `params`, `lr` and optionally `weight_decay` and `eps`; fused on a GPU.
-
-    `values`: the parameters of all groups, in order.
-    """
+    """torch's AdamW over groups with `params`, `lr` and optionally `weight_decay` and `eps`; fused on a GPU."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         rated = [{**group, "rate": group["lr"]} for group in groups]
@@ -60,7 +54,6 @@ class Optimiser:
 
     @torch.no_grad()
     def restore(self, values: Sequence[torch.Tensor]) -> None:
-        """Replace the values."""
         for own, value in zip(self.values, values, strict=True):
             own.copy_(value)
 

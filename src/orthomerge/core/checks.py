@@ -1,7 +1,5 @@
 """Checks of numbers and sizes of options."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Literal, get_args, get_origin, get_type_hints

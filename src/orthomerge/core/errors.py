@@ -1,7 +1,6 @@
 """Exceptions of orthomerge, each with an exit code.
 
-A message names what must hold, what was given instead, and what to do about it. The command line prints the message
-alone; a traceback is a bug in orthomerge.
+A message names what must hold, what was given instead, and what to do about it.
 """
 
 from collections.abc import Iterable

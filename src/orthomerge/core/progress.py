@@ -1,7 +1,5 @@
 """Progress of long computations, reported to an observer."""
 
-from __future__ import annotations
-
 
 class Progress:
     """Observer of stages, one after the other, each with a count of finished units. This one shows nothing."""

@@ -1,13 +1,9 @@
 """Build dataclasses from plain data, strictly; fields of a class or parameters of a function are its schema.
 
-The error for an unknown key suggests the nearest known one; that for a wrong type names the expected type. Supported
-are the types that recipes use: scalars, literals, unions, tuples of one type, string-keyed mappings, and dataclasses.
-
-Tables of named makers (methods, protocols, aligners) are written by hand, extended by plug-ins, and imported row by
-row. A maker is a dataclass, or a function that fixes some of its fields; its parameters are the options of the row.
+Supported are scalars, literals, unions, tuples of one type, string-keyed mappings, and dataclasses. Tables of named
+makers (methods, protocols, aligners) are written by hand, extended by plug-ins, and imported row by row; the
+parameters of a maker are the options of its row.
 """
-
-from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
@@ -141,7 +137,6 @@ def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Map
 
 
 def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
-    """Find a row by name."""
     if name not in rows:
         raise RecipeError(f"unknown {what} {name!r}; {nearest(name, rows)}")
     return rows[name]

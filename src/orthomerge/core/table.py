@@ -124,7 +124,6 @@ def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cel
 
 
 def span(low: float, high: float) -> Cell:
-    """Make the cell of an interval."""
     return Cell(f"{low:.1f}-{high:.1f}")
 
 
@@ -135,7 +134,6 @@ def plain(text: str) -> str:
 
 
 def markdown_escape(text: str) -> str:
-    """Escape a text for Markdown."""
     return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
 
 

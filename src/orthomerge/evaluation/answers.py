@@ -26,21 +26,16 @@ from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
 from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.model import Model
 
-
-@dataclass(frozen=True)
-class Draw:
-    """One draw of support inputs; `rows`: their indices, None for all."""
-
-    seed: int
-    rows: torch.Tensor | None = None
+_Rows = torch.Tensor | None  # of the support inputs; None for all
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Predicted classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
+    """Predicted and true classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
 
     seed: int
     predicted: torch.Tensor
+    truth: torch.Tensor
     extra: int
 
 
@@ -48,31 +43,31 @@ def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, t
     """Yield one answer per draw of support inputs, or a single one if the protocol needs none."""
     builder, test = protocol.builder(), encoded.features(model, task, "test")
     kind = head_of(encoded.classifier(model, task)).kind
-    for draw in draws(protocol, encoded.tasks[task]):
-        uses_test_labels = "labels" in protocol.needs and protocol.access == "transductive"
-        if uses_test_labels and (draw.rows is None or len(draw.rows) >= len(test)):
+    uses_test_labels = "labels" in protocol.needs and protocol.access == "transductive"
+    for seed, rows in draws(protocol, encoded.tasks[task]):
+        if uses_test_labels and (rows is None or len(rows) >= len(test)):
             raise RecipeError(
                 "a protocol that needs labels cannot be scored on the inputs whose labels it was given: of "
                 f"{len(test)} inputs 0 would remain; use fewer shots"
             )
-        evidence = gather(protocol, encoded, model, task, draw)
+        evidence = gather(protocol, encoded, model, task, seed, rows)
         with fixed_threads(1):
             classifier = builder.build(evidence)
             predicted = predict(classifier, test.values, kind)
         if uses_test_labels:
-            predicted[draw.rows] = UNSCORED
-        yield Answer(draw.seed, predicted, extra_numbers(classifier))
+            predicted[rows] = UNSCORED
+        yield Answer(seed, predicted, encoded.labels(task, "test"), extra_numbers(classifier))
 
 
-def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[Draw]:
-    """Yield one draw per seed, or a single one without support; shots are drawn per class, as in the papers."""
+def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[tuple[int, _Rows]]:
+    """Yield seed and support rows (None: all) per draw; one draw without support. Shots are per class."""
     if not protocol.needs:
-        yield Draw(protocol.first)
+        yield protocol.first, None
         return
     shots, examples = protocol.shots, task[protocol.split]
     for seed in range(protocol.first, protocol.first + protocol.seeds):
         if shots is None:
-            yield Draw(seed)
+            yield seed, None
             continue
         if shots < 1:
             rows = share(len(examples), shots, seed=seed)
@@ -80,14 +75,16 @@ def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[Draw]:
             raise RecipeError(f"{shots} shots per class need labelled inputs; give labels, a share below 1, or all")
         else:
             rows = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=protocol.fewer)
-        yield Draw(seed, torch.from_numpy(np.asarray(rows, dtype=np.int64)))
+        yield seed, torch.from_numpy(np.asarray(rows, dtype=np.int64))
 
 
-def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, draw: Draw) -> Evidence:
+def gather(
+    protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, seed: int = 0, rows: _Rows = None
+) -> Evidence:
     """Gather the evidence of one draw: only what the protocol declares in `needs`."""
     needs, classifier = protocol.needs, encoded.classifier(model, task)
     if not needs:
-        return Evidence(cast("Head", classifier), seed=draw.seed)  # unchanged: it may have extra parameters
+        return Evidence(cast("Head", classifier), seed=seed)  # unchanged: it may have extra parameters
     head, support, expert = head_of(classifier), encoded.features(model, task, protocol.split), None
     if "expert" in needs:
         teacher = encoded.teacher(task)
@@ -95,9 +92,9 @@ def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, ta
         expert = encoded.features(teacher, task, protocol.split).unlabelled()
     if "labels" not in needs:
         support = support.unlabelled()
-    if draw.rows is not None:
-        support, expert = support.take(draw.rows), None if expert is None else expert.take(draw.rows)
-    return Evidence(head, support, expert, draw.seed)
+    if rows is not None:
+        support, expert = support.take(rows), None if expert is None else expert.take(rows)
+    return Evidence(head, support, expert, seed)
 
 
 def extra_numbers(classifier: Classifier) -> int:
@@ -108,12 +105,10 @@ def extra_numbers(classifier: Classifier) -> int:
     return sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
 
 
-def joint_predictions(
-    encoded: EncodedTasks, models: Mapping[str, Model]
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield each task with predicted and true classes [n] of its test inputs, in the joint label space of `models`."""
+def joint_answers(encoded: EncodedTasks, models: Mapping[str, Model]) -> Iterator[tuple[str, Answer]]:
+    """Yield one answer per task, in the joint label space of `models`."""
     classifiers = {task: encoded.classifier(model, task) for task, model in models.items()}
-    start = 0
+    extra, start = sum(map(extra_numbers, classifiers.values())), 0
     for task, model in models.items():
         head = head_of(classifiers[task])
         logits = [
@@ -121,5 +116,5 @@ def joint_predictions(
             for classifier in classifiers.values()
         ]
         predicted = head_kind(head.kind).choices(torch.cat(logits, 1)).cpu()
-        yield task, predicted, encoded.labels(task, "test") + start
+        yield task, Answer(0, predicted, encoded.labels(task, "test") + start, extra)
         start += len(head.labels)

@@ -7,7 +7,7 @@ is the reference unless another is named; as it is chosen on the same inputs, it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -77,26 +77,29 @@ class Predictions:
 
 _Row = dict[str, dict[int, Record]]  # records of one method by task and seed
 _Hits = dict[str, Bools]  # [seeds, n] by task
-Read = Callable[[Record], Predictions]
 
 
 def compare_records(
-    records: Sequence[Record], read: Read, *, against: str | None = None, margin: float = MARGIN
+    records: Sequence[Record],
+    predictions: Mapping[str, Predictions],
+    *,
+    against: str | None = None,
+    margin: float = MARGIN,
 ) -> list[Comparison]:
-    """Compare all methods with `against` where it was scored, else with the best; `read` loads predictions."""
+    """Compare all methods with `against` where it was scored, else with the best, from predictions by file name."""
     methods = {record.method for record in records}
     if against is not None and against not in methods:
         raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")
     comparisons: list[Comparison] = []
     for way, rows in _rows_by_way(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
-        pairs = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
+        best = rows.pop(reference)
+        pairs = {name: _paired_hits(predictions, row, best) for name, row in rows.items()}
         comparisons += _compare(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
     return comparisons
 
 
 def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Make one table per protocol, reference and set of tasks."""
     groups: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
     for item in comparisons:
         groups.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)
@@ -152,22 +155,22 @@ def _rank(row: _Row) -> tuple[int, float]:
     return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
-def _paired_hits(read: Read, first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
+def _paired_hits(predictions: Mapping[str, Predictions], first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
     """Return the hits of two methods on the tasks, seeds and inputs that both were scored on."""
     shared = [task for task in first if task in second]
     common = [set(first[task]) & set(second[task]) for task in shared]
     seeds = sorted(set.intersection(*common)) if common else []
     hits: tuple[_Hits, _Hits] = ({}, {})
     for task in shared if seeds else ():
-        pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
+        pair = [[predictions[str(row[task][seed].predictions)] for seed in seeds] for row in (first, second)]
         both = [*pair[0], *pair[1]]
-        if any(not np.array_equal(predictions.truth, both[0].truth) for predictions in both):
+        if any(not np.array_equal(item.truth, both[0].truth) for item in both):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
             raise IncompatibleError(f"{names} were not scored on the same inputs of {task!r}; evaluate again")
-        scored = np.logical_and.reduce([predictions.scored for predictions in both])
+        scored = np.logical_and.reduce([item.scored for item in both])
         if scored.any():
             for side, by_seed in zip(hits, pair, strict=True):
-                side[task] = np.stack([predictions.hits[scored] for predictions in by_seed])
+                side[task] = np.stack([item.hits[scored] for item in by_seed])
     return hits
 
 
@@ -192,8 +195,8 @@ def _compare(way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]],
             difference,
             adjusted[name],
             equivalence,
-            comparable=equivalence.comparable,
-            tasks=tasks,
+            equivalence.comparable,
+            tasks,
             better=tuple(task for task, estimate in significant.items() if estimate > 0),
             worse=tuple(task for task, estimate in significant.items() if estimate < 0),
             verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),

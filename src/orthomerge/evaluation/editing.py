@@ -16,7 +16,7 @@ data, with the head of C. One coefficient for the whole sum, mu = lambda, or (th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
@@ -104,10 +104,10 @@ def negate_task(
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
     """Fit probes to the train features of the span's origin, with the pooling and length of the `readers`."""
-    origin, heads = [0.0] * len(span.directions), {}
+    heads = {}
     for task, reader in readers.items():
         encoded.labels(task, "train")  # refuses a split without labels
-        features = span.features(origin, encoded, task, "train", reader)
+        features = encoded.features(span.origin, task, "train", reader=head_of(reader))
         heads[task] = fit_probe(features, encoded.tasks[task].labels).reading_as(head_of(reader))
     return heads
 
@@ -126,30 +126,31 @@ def search_negation(
 
     If no scale keeps the control, or none lowers the target's accuracy, the result is scale 0, the base.
     """
-    grid = scales(grid)
     if not 0 < keep <= 1:
         raise RecipeError(f"the share of the control to keep must be in (0, 1], got {keep}")
-    controls = [task for task in heads if task != target]
-    if target not in heads or not controls:
+    if target not in heads or len(heads) < 2:
         raise RecipeError(f"negation needs a head of the target {target!r} and of a control task; give both")
-    for task, split in product(heads, _SEARCHED):
-        encoded.labels(task, split)  # refuses splits without labels before the search
-
-    def scores_at(scale: float, split: Split) -> dict[str, Score]:
-        return {task: span.score((scale,), encoded, task, split, head) for task, head in heads.items()}
-
+    _check_labels(encoded, heads)
     curve = []
-    for scale in grid:
-        scores = scores_at(scale, "val")
+    for scale in scales(grid):
+        scores = span.scores((scale,), encoded, "val", heads)
+        reached = scores.pop(target).value
         if scale == 0:
-            _check_control(encoded, {task: scores[task] for task in controls})
-        point = NegationPoint(scale, scores[target].value, fmean(scores[task].value for task in controls))
+            _check_control(encoded, scores)
+        point = NegationPoint(scale, reached, fmean(score.value for score in scores.values()))
         curve.append(point)
         text = f"scale {scale:g}: {target} {100 * point.target:.1f}, control {100 * point.control:.1f}"
         encoded.progress.stage(f"{title}: {text}", None)
     spared = [point for point in curve if point.control >= keep * curve[0].control - _ROUNDING]
     best = min(spared, key=lambda point: (point.target, point.scale)).scale
-    return Negation(target, keep, tuple(curve), best, base=scores_at(0.0, "test"), edited=scores_at(best, "test"))
+    base, edited = (span.scores((scale,), encoded, "test", heads) for scale in (0.0, best))
+    return Negation(target, keep, tuple(curve), best, base, edited)
+
+
+def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
+    """Refuse splits without labels before a search."""
+    for task, split in product(tasks, _SEARCHED):
+        encoded.labels(task, split)
 
 
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
@@ -178,7 +179,6 @@ class Form:
 
     @classmethod
     def parse(cls, text: str) -> Form:
-        """Parse `a:b::c`."""
         match = _FORM.fullmatch(text)
         names = [name.strip() for name in match.groups()] if match else [""]
         if not all(names):
@@ -237,7 +237,6 @@ def solve_analogy(
     dtype: str = "keep",
     seed: int = 0,
 ) -> Analogous:
-    """Make a model for a task from the analogy of three experts."""
     plane = analogy_plane(experts, form, seed=seed)
     head = experts.heads[form.c]
     search = search_analogy(plane, head, encoded, task=task, grid=grid, independent=independent, title=str(form))
@@ -248,7 +247,6 @@ def solve_analogy(
 
 
 def analogy_plane(experts: Experts, form: Form, *, seed: int = 0) -> Span:
-    """Return the plane of tau_C and tau_B - tau_A through the base."""
     ends = (form.coefficients(scale, shift) for scale, shift in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     return span_of(*(arithmetic(experts, end, seed=seed) for end in ends))
 
@@ -267,18 +265,15 @@ def search_analogy(
 
     Ties go to the point nearest to the base; (0, 0), the base, is always tried. `head` is that of C.
     """
-    grid = scales(grid)
-    for split in _SEARCHED:
-        encoded.labels(task, split)  # refuses splits without labels before the search
-    curve = []
+    _check_labels(encoded, [task])
+    grid, curve = scales(grid), []
     for scale, shift in product(grid, grid) if independent else zip(grid, grid, strict=True):
-        point = AnalogyPoint(scale, shift, span.score((scale, shift), encoded, task, "val", head).value)
+        score = span.scores((scale, shift), encoded, "val", {task: head})[task]
+        point = AnalogyPoint(scale, shift, score.value)
         curve.append(point)
         encoded.progress.stage(f"{title}: scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}", None)
     best = min(curve, key=lambda point: (-point.accuracy, point.scale + point.shift, point.scale))
-    base, auxiliary, unscaled, edited = (
-        span.score(pair, encoded, task, "test", head)
-        for pair in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (best.scale, best.shift))
-    )
+    shown = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (best.scale, best.shift))
+    base, auxiliary, unscaled, edited = (span.scores(pair, encoded, "test", {task: head})[task] for pair in shown)
     expert = encoded.score(encoded.teachers[task], task, "test") if task in encoded.teachers else None
     return Analogy(task, tuple(curve), best, base, auxiliary, unscaled, edited, expert)

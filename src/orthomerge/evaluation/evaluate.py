@@ -15,7 +15,7 @@ from orthomerge.core.checks import positive
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Access, Split, Task
-from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_predictions
+from orthomerge.evaluation.answers import Answer, answers, draws, joint_answers
 from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, counted
@@ -23,6 +23,7 @@ from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
 from orthomerge.models.heads import head_kind, head_of
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
 
 _MANY_SHARED = 0.01  # share of the test inputs; public datasets have a few in a thousand
@@ -61,8 +62,6 @@ def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A record and the predictions that its score was counted from."""
-
     record: Record
     predictions: Predictions
 
@@ -84,11 +83,7 @@ def score(
     scored = list(evaluate(subjects, protocols, encoded, suite=suite))
     records = [item.record for item in scored]
     predictions = {str(item.record.predictions): item.predictions for item in scored}
-
-    def read(record: Record) -> Predictions:
-        return predictions[str(record.predictions)]
-
-    comparisons = compare_records(records, read, against=against, margin=margin)
+    comparisons = compare_records(records, predictions, against=against, margin=margin)
     return Scores(records, comparisons, contamination_notes(encoded), predictions)
 
 
@@ -109,14 +104,15 @@ def evaluate(
         for task, model in subject.models.items():
             for split in splits:
                 encoded.features(model, task, split)
-        for task, model in subject.models.items():
-            truth = encoded.labels(task, "test")
-            for protocol in own_protocols:
-                way = protocol.way(subject.access)
-                for answer in answers(protocol, encoded, model, task):
-                    yield _scored(subject, task, way, protocol.options, answer, truth, suite)
+        for (task, model), protocol in product(subject.models.items(), own_protocols):
+            for answer in answers(protocol, encoded, model, task):
+                yield _scored(subject, task, protocol.way(subject.access), protocol.options, answer, suite)
         if len(subject.models) > 1 and len({model.digest for model in subject.models.values()}) == 1:
-            yield from _joint(encoded, subject, suite)
+            # Tasks in the order of the data, so that the joint label space is the same for all subjects.
+            models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
+            way = Way("joint", (), None, subject.access, None, None)
+            for task, answer in joint_answers(encoded, models):
+                yield _scored(subject, task, way, {}, answer, suite)
 
 
 def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol], encoded: EncodedTasks) -> None:
@@ -144,42 +140,21 @@ def _check(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol],
             next(draws(protocol, encoded.tasks[task]))
 
 
-def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
-    """Score one model in the joint label space of its tasks."""
-    # Tasks in the order of the data, so that the joint label space is the same for all subjects.
-    models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
-    extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
-    way = Way("joint", (), None, subject.access, None, None)
-    for task, predicted, truth in joint_predictions(encoded, models):
-        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), truth, suite)
-
-
 def _scored(
-    subject: Subject,
-    task: str,
-    way: Way,
-    options: Mapping[str, Any],
-    answer: Answer,
-    truth: torch.Tensor,
-    suite: str | None,
+    subject: Subject, task: str, way: Way, options: Mapping[str, Any], answer: Answer, suite: str | None
 ) -> Scored:
     model = subject.models[task]
     kind, scored = head_of(model.head(task)).kind, answer.predicted != UNSCORED
-    score = counted(answer.predicted[scored], truth[scored], kind)
-    predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
+    score = counted(answer.predicted[scored], answer.truth[scored], kind)
+    predictions = Predictions(*(part.numpy().astype(np.int32) for part in (answer.predicted, answer.truth)))
     record = Record(
         task=task,
         method=subject.name,
-        protocol=way.protocol,
         metric=head_kind(kind).metric,
         **vars(score),
-        access=way.access,
+        **{**vars(way), "options": dict(options)},
         seed=answer.seed,
-        shots=way.shots,
-        support=way.support,
-        options=dict(options),
         parameters=dict(subject.parameters),
-        aligner=way.aligner,
         extra_parameters=answer.extra,
         suite=suite,
         versions={"orthomerge": VERSION, "torch": torch.__version__},
@@ -190,7 +165,7 @@ def _scored(
 
 def contamination_notes(encoded: EncodedTasks) -> list[str]:
     """Warn about test inputs that are also training inputs, and experts that are much better on test than on val."""
-    notes = [note for name, task in encoded.tasks.items() for note in _shared_inputs_notes(name, task)]
+    notes = [note for task in encoded.tasks.values() for note in _shared_inputs_notes(task)]
     for task, expert in encoded.teachers.items():
         encoded.keep([expert])
         splits = encoded.tasks[task].splits if task in encoded.tasks else {}
@@ -207,22 +182,16 @@ def contamination_notes(encoded: EncodedTasks) -> list[str]:
     return notes
 
 
-def _shared_inputs_notes(name: str, task: Task) -> Iterator[str]:
+def _shared_inputs_notes(task: Task) -> Iterator[str]:
     """Warn if many test inputs are also inputs for training or validation; files on disk are not compared."""
-    parts = {split: part.inputs for split, part in task.splits.items()}
-    if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
+    parts = task.splits.values()
+    if "test" not in task.splits or not all(isinstance(part.inputs, list | tuple) for part in parts):
         return
-    fitted = {_content(item) for split, inputs in parts.items() if split != "test" for item in inputs}
-    count = sum(_content(item) in fitted for item in parts["test"])
-    if count and count >= _MANY_SHARED * len(parts["test"]):
+    test = short_hashes(task["test"])
+    fitted = {content for part in parts if part is not task["test"] for content in short_hashes(part)}
+    count = sum(content in fitted for content in test)
+    if count and count >= _MANY_SHARED * len(test):
         yield (
-            f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: "
+            f"{count} of {len(test)} test inputs of {task.name!r} are among those for training or validation: "
             "models may have been fitted to them; take them out of one split"
         )
-
-
-def _content(item: object) -> str | tuple[tuple[int, ...], bytes]:
-    if isinstance(item, str):
-        return item
-    array = np.ascontiguousarray(item)
-    return array.shape, array.tobytes()

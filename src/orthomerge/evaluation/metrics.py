@@ -32,7 +32,6 @@ def predict(classifier: Classifier, values: torch.Tensor, kind: str = SINGLE_LAB
 
 
 def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """Return whether each prediction is right, as booleans [n]."""
     if predicted.ndim != 1 or predicted.shape != labels.shape or not len(labels):
         raise IncompatibleError(
             f"predictions and labels must be two lists of the same length, at least 1, "
@@ -42,7 +41,6 @@ def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL
 
 
 def counted(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> Score:
-    """Count right predictions; return the accuracy with its interval."""
     correct = int(hits(predicted, labels, kind).sum())
     return Score(correct / len(labels), *wilson(correct, len(labels)), examples=len(labels))
 

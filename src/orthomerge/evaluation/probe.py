@@ -80,6 +80,5 @@ class Probe:
 
 
 def fit_probe(features: Features, labels: tuple[str, ...]) -> Head:
-    """Fit a probe with the default settings to labelled features."""
     blank = Head(Linear(features.values.new_zeros(len(labels), features.values.shape[1])), labels)
     return Probe().build(Evidence(blank, features))

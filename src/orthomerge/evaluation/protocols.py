@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 import torch
 
-from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
+from orthomerge.alignment.aligners import Aligner, aligners, find_aligner
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import TableRow, find_row, instance_of, maker_of, with_plugins
@@ -173,23 +173,19 @@ class EvaluationProtocol:
         return self.support if self.access == "inductive" else "test"
 
     def builder(self) -> Builder:
-        """Return the builder of the classifier; options are checked."""
-        if self.aligner is not None:
-            title, builder = f"aligner {self.aligner}", make_aligner(self.aligner, self.options)
-        else:
-            title, row = f"protocol {self.name}", find_protocol(self.name)
-            builder = instance_of(row, self.options, what="protocol")
+        row: TableRow = find_protocol(self.name) if self.aligner is None else find_aligner(self.aligner)
+        what = "protocol" if self.aligner is None else "aligner"
+        builder = instance_of(row, self.options, what=what)
         if not hasattr(builder, "fit"):
             return cast("Builder", builder)
         if "seed" in self.options:
-            raise RecipeError(f"{title}: the seed is that of the draw of support inputs; leave 'seed' out")
+            raise RecipeError(f"{what} {row.name}: the seed is that of the draw of support inputs; leave 'seed' out")
         return Aligned(builder)
 
     def scores(self, subject: str) -> bool:
         return self.models is None or subject in self.models
 
     def way(self, model_access: Access) -> Way:
-        """Return the way of scoring a model that was made with inputs of `model_access`."""
         options = option_texts(self.options)
         if not self.needs:
             return Way(self.name, options, None, model_access, None, None)

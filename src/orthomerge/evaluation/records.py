@@ -42,7 +42,6 @@ class Way:
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Sort options by name and write their values as JSON."""
     return tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(options.items()))
 
 
@@ -88,7 +87,6 @@ class Record:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace a file of JSON lines, one per record."""
     lines = (json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
     replace_file(path, "".join(lines).encode())
 
@@ -100,23 +98,26 @@ def write_document(path: Path, document: object, *, indent: int | None = 2) -> N
 
 def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
     """Read a JSON file of a run. `error`: the error for a file that is not JSON; `fix`: end of messages, what to do."""
+    text = _read_text(path, fix)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise CheckpointError(f"cannot read {path}: {failure.strerror}{fix}") from failure
+        return json.loads(text)
     except ValueError as failure:
         raise error(f"{path} is not JSON: {failure}{fix}") from failure
 
 
+def _read_text(path: Path, fix: str = "") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}{fix}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}{fix}") from error
+
+
 def read_records(path: Path) -> list[Record]:
     """Read JSON lines; an error names the first line that is not a record."""
-    try:
-        # Not `splitlines`: strings in JSON may contain other line separators of Unicode.
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is not UTF-8: {error}") from error
+    # Not `splitlines`: strings in JSON may contain other line separators of Unicode.
+    lines = _read_text(path).removesuffix("\n").split("\n")
     records = []
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:

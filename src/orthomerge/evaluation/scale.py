@@ -21,17 +21,15 @@ from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.reading import labelled_tasks
 from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import Score, counted, predict
+from orthomerge.evaluation.metrics import Score
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import find_method
-from orthomerge.models.encoding import Encoding, extract
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.family import Family
-from orthomerge.models.features import Features
-from orthomerge.models.heads import Extra, Head, head_kind, head_of
+from orthomerge.models.heads import Extra, Head
 from orthomerge.models.model import Model
-from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.model_data import loaded
+from orthomerge.models.tensors import MemoryTensors
 
 Criterion = Literal["accuracy", "agreement"]
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
@@ -39,47 +37,27 @@ GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict."""
+    """A model theta_0 (`origin`), its tensors by name (`start`), and d_i (`directions`): changes of these tensors."""
 
-    skeleton: Skeleton
-    family: Family
-    origin: Mapping[str, torch.Tensor]
+    origin: Model
+    start: Mapping[str, torch.Tensor]
     directions: tuple[Mapping[str, torch.Tensor], ...]
-    processor: ProcessorSource
 
-    def at(self, *coefficients: float) -> torch.nn.Module:
-        """Load the weights of one point; every call returns the same module."""
-        state = self.skeleton.module.state_dict()
-        with torch.no_grad():
-            for name, start in self.origin.items():
-                point = start
-                for coefficient, direction in zip(coefficients, self.directions, strict=True):
-                    point = torch.add(point, direction[name], alpha=coefficient)
-                state[name].copy_(point)
-        return self.skeleton.module
+    def at(self, *coefficients: float) -> Model:
+        """Return the model at one point."""
+        tensors = dict(self.start)
+        for coefficient, direction in zip(coefficients, self.directions, strict=True):
+            for name, change in direction.items():
+                tensors[name] = torch.add(tensors[name], change, alpha=coefficient)
+        encoder = replace(self.origin.encoder, tensors=MemoryTensors(tensors), content=None)
+        return replace(self.origin, encoder=encoder)
 
-    def features(
-        self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
-    ) -> Features:
-        """Encode one split at one point, with the pooling and length of a head; not cached."""
-        reader, how = head_of(head), encoded.how
-        return extract(
-            self.at(*coefficients),
-            self.family,
-            reader.pooling or self.family.default_pooling,
-            encoded.tasks[task][split],
-            how.processor or self.processor.processor(reader.max_length),
-            task=task,
-            how=how,
-        )
-
-    def score(
-        self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
-    ) -> Score:
-        """Score a head at one point on one split."""
-        truth, kind = encoded.labels(task, split), head_of(head).kind
-        features = self.features(coefficients, encoded, task, split, head)
-        return counted(predict(head, features.values, kind), truth, kind)
+    def scores(
+        self, coefficients: Sequence[float], encoded: EncodedTasks, split: Split, heads: Mapping[str, Head | Extra]
+    ) -> dict[str, Score]:
+        """Score one head per task at one point on one split; features are not cached."""
+        model, encoded = self.at(*coefficients).with_heads(heads), uncached(encoded)
+        return {task: encoded.score(model, task, split) for task in heads}
 
     def random(self, *, seed: int) -> Span:
         """Return a span with random directions whose tensors have the same norms."""
@@ -110,17 +88,21 @@ def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
 
 def span_of(origin: Model, *ends: Model) -> Span:
     """Return the span of models of one architecture, in float32: in 16 bits small directions would be noise."""
-    skeleton = Skeleton.build(origin.family, origin.config, dict(origin.weights.specs))
-    names, states = set(skeleton.names.values()), []
+    states = []
     for model in (origin, *ends):
-        skeleton.fill(model.weights)
-        state = skeleton.module.state_dict()
-        states.append(
-            {name: state[name].clone() for name in state if name in names and state[name].is_floating_point()}
-        )
+        skeleton = loaded(model.encoder)
+        keys, state = {name: key for key, name in skeleton.names.items()}, skeleton.module.state_dict()
+        states.append({keys[name]: tensor.clone() for name, tensor in state.items() if name in keys})
     start, *others = states
-    directions = ({name: end[name] - tensor for name, tensor in start.items()} for end in others)
-    return Span(skeleton, origin.family, start, tuple(directions), origin.processor)
+    directions = (
+        {key: end[key] - tensor for key, tensor in start.items() if tensor.is_floating_point()} for end in others
+    )
+    return Span(origin, start, tuple(directions))
+
+
+def uncached(encoded: EncodedTasks) -> EncodedTasks:
+    """Return the same tasks for models that are used once: their features are not kept on disk."""
+    return replace(encoded, how=replace(encoded.how, cache=None))
 
 
 def scales(grid: Sequence[float]) -> tuple[float, ...]:
@@ -176,8 +158,6 @@ def search_scale(
     `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
     accuracy if all validation inputs have labels.
     """
-    if not grid:
-        raise RecipeError("a search over scales needs at least one scale; give a grid")
     if "scale" not in schema(maker_of(find_method(method))):
         raise RecipeError(f"{method!r} has no 'scale' to search; merge without a search")
     labels = {task: head.labels for task, head in experts.heads.items()}
@@ -190,8 +170,9 @@ def search_scale(
     teachers = {task: experts.teacher(task) for task in tasks}
     span, encoded = span_of(*ends), EncodedTasks(tasks, teachers, encoding or Encoding())
     curve: dict[float, dict[str, float]] = {}
-    for scale in map(float, grid):
-        curve[scale] = {task: _criterion_value(span, scale, experts, encoded, task, criterion) for task in tasks}
+    for scale in scales(grid)[1:]:
+        model = span.at(scale).with_heads(experts.heads)
+        curve[scale] = _criterion_values(model, encoded, criterion)
         progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
 
@@ -202,18 +183,14 @@ def scale_curve(experts: Experts, data: Mapping[str, Any], **how: Any) -> ScaleS
     return search_scale(experts, "task_arithmetic", data, grid=grid, criterion="accuracy", **how)
 
 
-def _criterion_value(
-    span: Span, scale: float, experts: Experts, encoded: EncodedTasks, task: str, criterion: Criterion
-) -> float:
-    """Return accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
-    head = experts.heads[task]
-    kind, features = head_of(head).kind, span.features((scale,), encoded, task, "val", head)
-    predicted = predict(head, features.values, kind)
-    expert = encoded.predictions(encoded.teacher(task), task, "val")
-    if criterion == "agreement":
-        return 100 * float((predicted == expert).float().mean())
-    if features.labels is None:
-        raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    truth = features.labels
-    accuracy, best = (head_kind(kind).right(choices, truth).float().mean() for choices in (predicted, expert))
-    return 100 * float(accuracy) / max(float(best), 1e-9)
+def _criterion_values(model: Model, encoded: EncodedTasks, criterion: Criterion) -> dict[str, float]:
+    """Return accuracies normalised by the experts', or agreement with the experts, on the val splits; in percent."""
+    fresh, values = uncached(encoded), {}
+    for task, expert in encoded.teachers.items():
+        if criterion == "accuracy":
+            best = encoded.score(expert, task, "val").value
+            values[task] = 100 * fresh.score(model, task, "val").value / max(best, 1e-9)
+        else:
+            same = fresh.predictions(model, task, "val") == encoded.predictions(expert, task, "val")
+            values[task] = 100 * float(same.float().mean())
+    return values

@@ -16,7 +16,6 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,9 @@ class Scores:
         out = Path(out)
         try:
             put_records(out, self.records, self.predictions)
-            write_derived(out, self)
+            replace_file(out / "table.md", f"{self.markdown()}\n".encode())
+            write_document(out / "comparisons.json", [asdict(comparison) for comparison in self.comparisons])
+            write_document(out / "notes.json", self.notes)
             drop_stale(out, self.records)
         except OSError as error:
             raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
@@ -110,12 +111,6 @@ def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
         replace_file(out / name, data.getvalue())
 
 
-def write_derived(out: Path, scores: Scores) -> None:
-    replace_file(out / "table.md", f"{scores.markdown()}\n".encode())
-    write_document(out / "comparisons.json", [asdict(comparison) for comparison in scores.comparisons])
-    write_document(out / "notes.json", scores.notes)
-
-
 def drop_stale(out: Path, records: Iterable[Record]) -> None:
     """Remove our predictions that no record names any more."""
     current = {record.predictions for record in records}
@@ -143,9 +138,9 @@ def read_notes(path: Path) -> list[str]:
 
 def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
     """Compare the methods of a run folder from its predictions; see `compare_records`."""
-    return compare_records(
-        read_records(folder / RECORDS), partial(read_predictions, folder), against=against, margin=margin
-    )
+    records = [record for record in read_records(folder / RECORDS) if record.headline]
+    predictions = {str(record.predictions): read_predictions(folder, record) for record in records}
+    return compare_records(records, predictions, against=against, margin=margin)
 
 
 def read_predictions(folder: Path, record: Record) -> Predictions:

@@ -6,10 +6,10 @@ The interval of a mean over tasks reflects the choice of test inputs; deviation 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 
-from orthomerge.core.table import Cell, Table, number, span
+from orthomerge.core.table import Cell, Table, Value, number, span
 from orthomerge.data.task import Access
 from orthomerge.evaluation.metrics import Score, mean_interval
 from orthomerge.evaluation.records import Record, Way
@@ -19,13 +19,16 @@ TITLES: Mapping[Access, str] = {
     "inductive": "Inductive: inputs from train or val, scored on test",
     "transductive": "Transductive: the test inputs themselves, as most papers do",
 }
+MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 
 
 @dataclass(frozen=True)
 class Line:
     """One row, in percent: scores by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread`: the standard deviation of the mean over seeds; `worst_seed`: the lowest of these means.
+    `spread`: the standard deviation of the mean over seeds; `worst_seed`: the lowest of these means. `verdict`: of the
+    comparison with `against`, both empty without one; `reference` for that one. `apart`: tasks on which it is `better`
+    or `worse` than the reference (McNemar). `best`: whether its mean is highlighted.
     """
 
     method: str
@@ -38,22 +41,19 @@ class Line:
     spread: float | None
     seeds: int
     extra: int
+    verdict: str = ""
+    against: str = ""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    best: bool = False
 
     @property
     def values(self) -> dict[str, float]:
         return {task: score.value for task, score in self.scores.items()}
 
     @property
-    def protocol(self) -> str:
-        return self.way.protocol
-
-    @property
-    def access(self) -> Access:
-        return self.way.access
-
-    @property
-    def title(self) -> str:
-        return self.way.title
+    def mark(self) -> str:
+        """Verdict as one or two signs: `worse, but comparable` is `↓≈`."""
+        return "".join(sign for word, sign in MARKS.items() if word in self.verdict)
 
 
 @dataclass(frozen=True)
@@ -104,37 +104,28 @@ def lines(records: Iterable[Record]) -> list[Line]:
 def accuracy_tables(records: Sequence[Record]) -> list[Table]:
     """Make one table per access class that occurs, data-free and inductive first."""
     tasks, rows = list(dict.fromkeys(record.task for record in records)), lines(records)
-    groups = ((title, [row for row in rows if row.access == access]) for access, title in TITLES.items())
+    groups = ((title, [row for row in rows if row.way.access == access]) for access, title in TITLES.items())
     return [accuracy_table(title, group, tasks) for title, group in groups if group]
 
 
 def accuracy_table(
-    title: str,
-    rows: Sequence[Line],
-    tasks: Sequence[str],
-    *,
-    best: Line | None = None,
-    marks: Sequence[str] | None = None,
-    extra: bool = False,
-    note: str = "",
+    title: str, rows: Sequence[Line], tasks: Sequence[str], *, extra: bool = False, note: str = ""
 ) -> Table:
-    """Make the table of one access class. `best`: the row whose mean is highlighted. `marks`: one sign per row, its
-    comparison with the reference. `extra`: whether extra parameters are shown.
-    """
-    columns = columns_of(rows, extra=extra)
-    reference = ["ref."] if marks else []
+    """Make the table of one access class. `extra`: whether extra parameters are shown."""
+    columns, compared = columns_of(rows, extra=extra), any(row.verdict for row in rows)
+    reference = ["ref."] if compared else []
     names = ["method", "protocol", *tasks, "mean", "95 %", *reference, *(column.name for column in columns)]
-    cells = [
+    cells: list[list[Cell | Value]] = [
         [
-            Cell(row.method),
-            Cell(row.title),
+            row.method,
+            row.way.title,
             *(number(row.values.get(task)) for task in tasks),
-            number(row.mean, best=row is best),
+            number(row.mean, best=row.best),
             span(row.low, row.high),
-            *([Cell(mark)] if marks else []),
+            *([row.mark] if compared else []),
             *(column.cell(row) for column in columns),
         ]
-        for row, mark in zip(rows, marks or [""] * len(rows), strict=True)
+        for row in rows
     ]
     return Table.of(title, names, cells, left=2, note=note)
 
@@ -150,14 +141,11 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
     for task, part in by_task.items():
         value, low, high = (100 * mean(getattr(record, name) for record in part) for name in ("value", "low", "high"))
         scores[task] = Score(value, low, high, part[-1].examples)
-    middle, low, high = mean_interval(scores.values())
     return Line(
         method,
         way,
         scores,
-        mean=middle,
-        low=low,
-        high=high,
+        *mean_interval(scores.values()),
         worst_seed=min(means),
         spread=stdev(means) if len(means) > 1 else None,
         seeds=len(means),

@@ -10,8 +10,8 @@ m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature
 logits x, drawn anew every step. As in the authors' code, x starts at 0, Adam's rate is 1e-3 throughout, and the result
 is the last sample (`final`; ours are `expected`, without noise, and `binary`, x >= 0).
 
-Differs from the authors' code: inputs come in a new order every epoch, where theirs repeat the first; inputs are the
-caller's, not necessarily the test split's; Adam's epsilon is 1e-15.
+Differs from the authors' code: inputs come in a new order every epoch and are the caller's, not necessarily the test
+split's; Adam's epsilon is 1e-15.
 
 Letters: x, m, m', u, V, theta [P].
 """
@@ -40,8 +40,7 @@ _LEAST = 1e-7  # of u, and of a mean
 class ConcreteMask(Gates):
     """theta = theta_b + m' V. `vector`: V, which may change between steps; `mask`: m' of the last step.
 
-    A sample depends on seed and step alone. The gradient of x (`values`) is (dtheta V - mean(dtheta V m')) m' (1 - m) /
-    temperature, the mean over the tensor. A tensor of one element has m' = 1.
+    The gradient of x (`values`) is (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the tensor.
     """
 
     def __init__(
@@ -97,10 +96,7 @@ class ConcreteMask(Gates):
 
 
 class TwoLevels(Gates):
-    """Alternate steps of the coefficients, which are reset before each of theirs, and of the mask.
-
-    The weighted sum of the coefficients is the mask's V. Each step sets the gradient of only one of the two.
-    """
+    """Alternate steps of coefficients, which are reset before each of theirs and make the mask's V, and of the mask."""
 
     def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
         self.mask, self.values, self._coefficients = mask, mask.values, coefficients
@@ -175,14 +171,12 @@ class ConcreteAm(_Concrete):
     """Concrete AdaMerging: train a mask, then coefficients under it; both by least entropy.
 
     1. Every step on the mask is two: lambda is reset to `start` and takes one step of Adam at `inner_lr`; then the
-       mask's logits take a step with this lambda, on other inputs.
+       mask's logits take a step with this lambda, on other inputs. No gradient goes through the first step.
     2. The mask of `final` is fixed, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
 
-    As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the inner Adam
-    keeps its moments although lambda is reset; no gradient goes from the second level through the first.
-
-    Differs from the authors' code: the inner gradient is taken at the current lambda, theirs at the last step's
-    weights; both levels use one sample, as in FusionBench.
+    As in the authors' code, lambda is clamped to [0, 1] (`clamp`; FusionBench does not), and the inner Adam keeps its
+    moments although lambda is reset. Differs from it: the inner gradient is taken at the current lambda, theirs at the
+    last step's weights; both levels use one sample, as in FusionBench.
 
     `steps`, `lr`: of the mask, each step with two passes. `adapt_steps`, `adapt_lr`: of the coefficients in part 2.
     """

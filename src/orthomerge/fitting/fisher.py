@@ -10,8 +10,8 @@ backward passes; if that is more than `samples`, v_k = (e_y - p) / sqrt(samples)
 
 Letters: T experts; theta, F_t [P]; C classes; p, z, v_k [C].
 Differs from the paper: where the sum of all Fishers is below `floor` times its mean (tokens that no input has), the
-plain average is taken. An absolute floor, as in the paper's code, can exceed every Fisher of a confident expert.
-Gradients are squared per input, not per batch.
+plain average is taken; the absolute floor of the paper's code can exceed every Fisher of a confident expert. Gradients
+are squared per input, not per batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import torch
 
 from orthomerge.core.checks import at_least_one, finite, not_negative
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.objective import on_device
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Inputs, Setting
 from orthomerge.merging.elect import per_expert
 from orthomerge.models.heads import Head
 

@@ -20,16 +20,16 @@ from orthomerge.core.version import VERSION
 from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.data.task import Examples, Split
 from orthomerge.files.run_state import RunState
-from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded_rows, prepare
 from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin, finished, unshared
+from orthomerge.models.model_data import Origin, release
+from orthomerge.models.skeleton import Skeleton
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
@@ -57,10 +57,9 @@ def fit(
 ) -> Model:
     """Fit a merge to unlabelled inputs of every expert and return it as a model.
 
-    `method`: a fitted method's name with its `options`, or an object. `data`: by task, a `Task` or what can be read as
-    one. `split`: with "test", scores on these inputs are transductive. `limit`: most inputs per task, drawn by `seed`.
-    `precision`: of training; auto is bfloat16 on a GPU. `state`: the folder from which a killed run of the same fit
-    continues, written every `save_every` seconds and never removed here. `encoding`: of the experts.
+    `method`: a fitted method's name with its `options`, or an object. `split`: with "test", scores on these inputs are
+    transductive. `limit`: most inputs per task, drawn by `seed`. `precision`: of training; auto is bfloat16 on a GPU.
+    `state`: the folder from which a killed run continues, written every `save_every` seconds and never removed here.
     """
     name, chosen, used = chosen_method(experts, method, options or {}, seed=seed)
     check_merge(experts, name)
@@ -77,14 +76,26 @@ def fit(
     half = precision == "bfloat16" or (precision == "auto" and place.type == "cuda")
     origin, how = origin_of(experts, name, used, seed=seed), encoding or Encoding(device=device)
     with fixed_threads():
-        setting = setting_of(experts, examples, device=place, seed=seed, half=half, how=how, progress=progress)
+        setting = setting_of(experts, examples, place, seed=seed, half=half, how=how, progress=progress)
         if state is not None:
             run = RunState(state, _fingerprint(experts, examples, origin, split, setting.half))
             setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
         fitted = chosen.fit(setting)
         heads, extra = _heads(setting, fitted)
-        facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}
-        facts |= _facts(setting, fitted, examples, extra)
+        facts = {
+            "split": split,
+            "access": "transductive" if split == "test" else "inductive",
+            "precision": "bfloat16" if half else "float32",
+            "device": place.type,
+            "facts": plain(fitted.facts),
+            # Without times, so that the same fit gives the same model.
+            "curve": plain([{key: value for key, value in row.items() if key != "seconds"} for row in fitted.curve]),
+            "tasks": {
+                task: {"inputs": len(some), "data": f"sha256:{some.digest()}", "extra": extra[task]}
+                for task, some in examples.items()
+            },
+            "versions": versions(),
+        }
         hashes = {task: short_hashes(some) for task, some in examples.items()}
         tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
     origin = replace(origin, facts={**origin.facts, "fit": facts}, inputs={**origin.inputs, **hashes})
@@ -94,23 +105,22 @@ def fit(
 def setting_of(
     experts: Experts,
     examples: Mapping[str, Examples],
-    *,
     device: torch.device,
+    *,
+    how: Encoding,
     seed: int = 0,
     half: bool = False,
-    how: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Setting:
     """Build the setting of a fit in which every task has its own inputs; `how`: encoding of the experts."""
-    how, pooling = how or Encoding(device=str(device)), _pooling(experts)
-    teacher = {}
+    pooling, teacher = _pooling(experts), {}
     for task, some in examples.items():
         progress.stage(f"encoding {task}", None)
         model = experts.teacher(task)
         teacher[task] = encode(model, some, task=task, how=how).values
-        finished(model.encoder)
+        release(model.encoder)
     specs = {key: spec.cast("F32") for key, spec in experts.base.weights.specs.items()}
-    skeleton = unshared(experts.family, experts.config, specs)
+    skeleton = Skeleton.build(experts.family, experts.config, specs)
     encoder = FlatEncoder(skeleton.module, partial(experts.family.features, pooling=pooling), device, skeleton.names)
     progress.stage("preparing the inputs", None)
     processors = {
@@ -165,25 +175,7 @@ def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], d
     return heads, extra
 
 
-def _facts(
-    setting: Setting, fitted: Fitted, examples: Mapping[str, Examples], extra: Mapping[str, Mapping[str, int]]
-) -> dict[str, Any]:
-    return {
-        "precision": "bfloat16" if setting.half else "float32",
-        "device": setting.device.type,
-        "facts": plain(fitted.facts),
-        # Without times, so that the same fit gives the same model.
-        "curve": plain([{key: value for key, value in row.items() if key != "seconds"} for row in fitted.curve]),
-        "tasks": {
-            task: {"inputs": len(some), "data": f"sha256:{some.digest()}", "extra": extra[task]}
-            for task, some in examples.items()
-        },
-        "versions": versions(),
-    }
-
-
 def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtype: str | None) -> MemoryTensors:
-    """Return the fitted encoder in the dtype of the output, with the base's buffers."""
     specs = {key: spec.cast(dtype) for key, spec in experts.specs.items()}
     tensors = encoder.tensors(weights, specs)
     for key, spec in specs.items():

@@ -33,7 +33,6 @@ class Gates:
 
     @property
     def size(self) -> int:
-        """Number of trained values."""
         return self.values.numel()
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
@@ -125,6 +124,15 @@ class Mask(Gates):
 
     def measures(self) -> dict[str, float]:
         return {"masked": masked_share(self.values, self._delta)}
+
+    def masked_by_tensor(self, layout: Layout) -> dict[str, dict[str, int]]:
+        """Count nonzero elements of the vector, and those whose mask is less than half of `cap`, by tensor."""
+        nonzero = self._delta != 0
+        masked = nonzero & (self.values < 0)
+        return {
+            name: {"masked": int(masked[place].sum()), "of": int(nonzero[place].sum())}
+            for name, place in layout.places.items()
+        }
 
 
 def masked_share(logits: torch.Tensor, vector: torch.Tensor) -> float:

@@ -1,10 +1,8 @@
 """Second moments of the inputs of an encoder's linear layers, and least squares with them.
 
 A layer is a weight [m, k] of one or more `nn.Linear`. Its inputs are rows x [k]: every token of every input, without
-padding. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the input.
-
-Only calls of `nn.Linear.forward` count: not `nn.MultiheadAttention`, convolutions and embeddings, nor a linear weight
-that another kind of module shares.
+padding. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the input. A linear
+weight that another kind of module shares does not count, nor does `nn.MultiheadAttention`.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import torch
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
-from orthomerge.fitting.inputs import Inputs
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Inputs, Setting
 
 Layers = Mapping[str, Sequence[nn.Linear]]
 
@@ -116,7 +113,6 @@ def _rows(values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
 
 
 def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Multiply everything off the diagonal of G by `alpha`."""
     return gram * alpha + torch.diag(gram.diagonal() * (1 - alpha))
 
 

@@ -20,9 +20,8 @@ import torch
 
 from orthomerge.core.checks import at_least_one, positive
 from orthomerge.core.errors import NumericalError
-from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.objective import on_device
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Setting, encoded
 from orthomerge.models.heads import head_kind
 
 _BASE = "(base)"

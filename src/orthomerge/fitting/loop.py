@@ -1,8 +1,7 @@
 """Training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
 
-Each task contributes `batch` inputs to a step; which ones depends on the seed and the step alone, so that a resumed run
-gives the same result. Every `look` steps the loss on held-out inputs is computed. The result is the last state or, with
-`best`, the trained state with the least held-out loss; the caller compares it with the start.
+Which `batch` inputs of each task a step sees depends on the seed and the step alone, so that a resumed run gives the
+same result. The result is the last state or, with `best`, the trained one with the least held-out loss.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.checks import at_least_one, positive
-from orthomerge.core.device import enough_memory
+from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.gates import Gates
-from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, features_of
 from orthomerge.fitting.objective import Objective
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Inputs, Setting, Targets, encoded, features_of
 
 _STATE = {"step", "optimiser", "course", "seconds"}
 
@@ -43,8 +42,8 @@ class Course:
 class Loop:
     """Options of the loop. `warmup`: share of the steps in which learning rates rise; `cosine`: they then fall to zero.
 
-    `patience`: looks without a better held-out loss before training ends; 0 for no limit. `checkpointing`: recompute
-    activations in the backward pass to save memory.
+    `look`: steps between two held-out losses; `patience`: looks without a better one before training ends, 0 for no
+    limit. `checkpointing`: recompute activations in the backward pass to save memory.
     """
 
     steps: int
@@ -61,23 +60,42 @@ class Loop:
         return _Run(self, setting, gates, objective, inputs, held).finish()
 
     def share(self, step: int) -> float:
-        """Share of the full learning rate at a step, counted from 0."""
         return rate_share(step, self.steps, warmup=self.warmup) if self.cosine else 1.0
 
 
-@dataclass
-class _Run:
-    loop: Loop
-    setting: Setting
-    gates: Gates
-    objective: Objective
-    inputs: Inputs
-    held: Inputs | None
+class Order:
+    """Places of the `batch` targets per task of each step, shuffled every epoch; the same for equal inputs."""
 
-    def __post_init__(self) -> None:
-        self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
-        groups = [*self.gates.groups, {"params": self.objective.parameters, "lr": self.objective.lr}]
-        self._optimiser = Optimiser(groups, self.setting.device)
+    def __init__(self, inputs: Inputs, batch: int, seed: int) -> None:
+        rows = [targets.rows for targets in inputs.targets.values()]
+        same = [next(number for number, other in enumerate(rows) if torch.equal(own, other)) for own in rows]
+        self._streams, self._sizes = dict(zip(inputs.targets, same, strict=True)), list(map(len, rows))
+        self._batch, self._seed = batch, seed
+
+    def at(self, step: int) -> dict[str, torch.Tensor]:
+        return {task: self._places(stream, step) for task, stream in self._streams.items()}
+
+    def _places(self, stream: int, step: int) -> torch.Tensor:
+        size, start = self._sizes[stream], step * self._batch
+        epochs = range(start // size, (start + self._batch - 1) // size + 1)
+        places = torch.cat([_shuffled(size, derive(self._seed, stream, epoch)) for epoch in epochs])
+        return places[start % size :][: self._batch]
+
+
+@lru_cache(maxsize=64)
+def _shuffled(size: int, seed: int) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+class _Run:
+    def __init__(
+        self, loop: Loop, setting: Setting, gates: Gates, objective: Objective, inputs: Inputs, held: Inputs | None
+    ) -> None:
+        self.loop, self.setting, self.gates, self.objective = loop, setting, gates, objective
+        self.inputs, self.held = inputs, held
+        self._order = Order(inputs, loop.batch, setting.seed)
+        groups = [*gates.groups, {"params": objective.parameters, "lr": objective.lr}]
+        self._optimiser = Optimiser(groups, setting.device)
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
@@ -180,7 +198,6 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
-    """Check the options that all trained methods have."""
     at_least_one(steps=steps, batch=batch)
     positive(lr=lr)
     if not 0 <= hold_out <= 0.5:

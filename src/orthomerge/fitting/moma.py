@@ -10,9 +10,8 @@ with Adam, on unlabelled inputs. delta is the scaled vector of a merge without d
 task_arithmetic and ties_sum). The mask is folded into the weights and A_t into the head, W_t A_t.
 
 Differs from the paper, which gives Adam, the mask's learning rate 0.1, "L2 regularization weight 5e-9", A's 1e-3 with
-batches of 16 (images) or 5e-4 with 24 (text). Ours: alpha 1, A = I and S = 0 at first, 500 steps, rates that fall along
-a cosine, norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and A replaced by the nearest
-orthogonal matrix.
+batches of 16 (images) or 5e-4 with 24 (text). Ours: alpha 1, A = I and S = 0 at first, 500 steps along a cosine, norms
+that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and A replaced by the nearest orthogonal matrix.
 
 Letters: A_t [d, d]; features g(x; theta) [n, d] under the weights theta; S, delta, theta [P].
 """
@@ -33,10 +32,9 @@ from orthomerge.alignment.trained_maps import excess
 from orthomerge.core.checks import not_negative, positive
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
-from orthomerge.fitting.inputs import Inputs, Targets
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
 from orthomerge.fitting.objective import Objective
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Inputs, Setting, Targets
 from orthomerge.models.heads import Classifier, Head
 
 _TINY = 1e-24  # added under roots, which have no gradient at zero
@@ -85,6 +83,8 @@ class Moma:
         course = loop.run(setting, gates, objective, inputs, held)
         trained = gates.size + sum(parameter.numel() for parameter in objective.parameters)
         facts: dict[str, Any] = {**gates.measures(), **objective.measures(), "trained": trained}
+        if isinstance(gates, Mask):
+            facts["masked_by_tensor"] = gates.masked_by_tensor(setting.layout)
         facts["ends"] = self._ends(setting, gates, objective, held)
         gates.write(setting.encoder.weights)
         return Fitted(setting.encoder.weights.cpu().clone(), objective.classifiers(), facts, tuple(course.rows))
@@ -126,10 +126,8 @@ class FeatureDistance(Objective):
 
     `norm` is of an input's difference: l2 (Euclidean, as Eq. 10 reads), l1 (mean over features, Surgery's code) or mse.
     `penalty` is of A^T A - I: fro (Frobenius), fro2 (its square) or l1 (sum; FT-Classifier). A `similarity` is a factor
-    times an orthogonal map; a `linear` map has no penalty; `none` leaves the features as they are.
-
-    If a head normalises (CLIP), features are scaled to the mean norm of the expert's, so that alpha has the same
-    effect.
+    times an orthogonal map; a `linear` map has no penalty. If a head normalises (CLIP), features are scaled to the mean
+    norm of the expert's, so that alpha has the same effect.
 
     `maps`: A by task; `factors`: logarithms of the factors of similarities, by task.
     """
@@ -170,7 +168,6 @@ class FeatureDistance(Objective):
         return {task: folded(head, maps[task].cpu(), task=task) for task, head in self._heads.items()}
 
     def measures(self) -> dict[str, float]:
-        """Measure `defect`, the mean of ||A^T A - I||_F over tasks."""
         if self._options.transform == "none":
             return {}
         with torch.no_grad():
@@ -178,7 +175,6 @@ class FeatureDistance(Objective):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Replace each A by the nearest orthogonal matrix."""
         for task, A in self.maps.items():
             A.copy_(polar_factor(A.double().cpu(), task=task))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import log_softmax
 
-from orthomerge.fitting.inputs import Targets
+from orthomerge.fitting.setting import Targets
 from orthomerge.models.heads import Classifier, Head, head_kind
 
 
@@ -31,7 +31,6 @@ class Objective:
         return None
 
     def classifiers(self) -> Mapping[str, Classifier]:
-        """Return the heads with the trained parameters."""
         return self._heads
 
     def measures(self) -> dict[str, float]:
@@ -73,7 +72,6 @@ class Divergence(Objective):
         return head_kind(teacher.kind).divergence(self._students[task](features), teacher(targets.features))
 
     def classifiers(self) -> dict[str, Head]:
-        """Return the trained heads in their original dtypes."""
         if not self.lr:
             return self._heads
         trained = {}

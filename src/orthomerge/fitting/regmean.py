@@ -33,8 +33,7 @@ import torch
 from orthomerge.core.checks import at_least_one, fraction
 from orthomerge.core.errors import NumericalError
 from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers, shrunk
-from orthomerge.fitting.inputs import Inputs
-from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.fitting.setting import Fitted, Inputs, Setting
 
 
 @dataclass(frozen=True)

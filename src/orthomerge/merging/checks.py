@@ -1,7 +1,7 @@
 """Check opened experts before a merge: fine-tuned from the base, different, complete, and with equal tied weights.
 
-Fine-tuning changes weights little, and every task changes them in another direction. An expert of another base is
-therefore orthogonal to this one, and the task vectors of experts of one other base have a common direction.
+Fine-tuning changes weights little, and each task in another direction. An expert of another base is therefore
+orthogonal to this one, and the task vectors of experts of one other base have a common direction.
 
 Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta_0.
 """

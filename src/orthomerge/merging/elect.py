@@ -18,7 +18,6 @@ PerExpert = float | tuple[float, ...]
 
 
 def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
-    """Return one number per expert."""
     if not isinstance(value, tuple):
         return (value,) * count
     if len(value) != count:
@@ -64,7 +63,6 @@ def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tens
 
 
 def disjoint_max(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-    """Entry of largest magnitude among those that agree."""
     result = _agreeing(rows[0], sign)
     for row in rows[1:]:
         torch.maximum(result, _agreeing(row, sign), out=result)

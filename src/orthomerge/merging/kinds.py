@@ -4,9 +4,8 @@ A *tensor method* is a pure function of one tensor across the experts. A *survey
 (thresholds, norms, angles) and then becomes a tensor method. Both are frozen dataclasses; their fields are the schema
 of a recipe.
 
-Letters: T experts; a block holds `base` [n] and `deltas` [T, n] in float32, where n elements start at `site.start` of
-the flattened tensor. A method with `scope = "matrix"` gets every two-dimensional tensor whole: `base` [m, k], `deltas`
-[T, m, k].
+Letters: T experts; a block holds `base` [n] and `deltas` [T, n]. A method with `scope = "matrix"` gets every
+two-dimensional tensor whole: `base` [m, k], `deltas` [T, m, k].
 """
 
 from __future__ import annotations

@@ -182,11 +182,9 @@ class MergedTensors:
 
     @cached_property
     def prepared(self) -> TensorMethod:
-        """Tensor method, after the survey of a survey method."""
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Stream the merged encoder."""
         work = f"a merge of {len(self.experts.tasks)} experts"
         advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
         memory = MEMORY * (1 if self.vectors.device is None else _LARGER)

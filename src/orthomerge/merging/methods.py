@@ -145,12 +145,10 @@ _BUILT_IN = {**METHODS, **FITTED}
 
 @cache
 def methods() -> Mapping[str, Row]:
-    """Built-in rows, then those of installed plug-ins."""
     return with_plugins(_BUILT_IN, Row, group="orthomerge.methods")
 
 
 def find_method(name: str) -> Row:
-    """Return the row of a method; the error for an unknown name suggests the nearest."""
     return known_method(name) or find_row(methods(), name, what="method")
 
 

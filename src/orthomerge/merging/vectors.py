@@ -216,7 +216,6 @@ class TaskVectors:
                 yield Site(key, shape, start, self.tasks), min(start + step, count)
 
     def block(self, site: Site, stop: int) -> Block:
-        """Read one block: the base once, then each expert's delta."""
         base = self.base.read(site.key, site.start, stop)
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):

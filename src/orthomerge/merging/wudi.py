@@ -14,9 +14,8 @@ Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k]. A linear weight is a tw
 name is not that of a table of tokens or positions (`polar.is_table`) nor of the bare [in, out] projections of open_clip
 (`visual.proj`, `text_projection`).
 Differs from the paper: the authors' code names the four linear weights of a CLIP block and leaves everything else at
-the base; here every linear weight is merged, and `rest` is an option. The gradient is the closed form above. An
-expert that did not change the weight has no term in L. GPT-2 stores its weights as [in, out] under the
-names of linear weights; do not merge it with this method.
+the base; here every linear weight is merged, and `rest` is an option. An expert that did not change the weight has no
+term in L. GPT-2 stores its weights as [in, out] under the names of linear weights; do not merge it with this method.
 """
 
 from dataclasses import dataclass

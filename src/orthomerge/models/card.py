@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -38,14 +38,7 @@ def _header(manifest: dict[str, Any]) -> dict[str, Any]:
     licences = {str(entry.get("license") or "") for entry in entries.values()}
     licence = licences.pop() if len(licences) == 1 else ""
     pipeline = _PIPELINES.get(_modality(manifest))
-    header: dict[str, Any] = {"library_name": "transformers"}
-    if _LICENCE.fullmatch(licence):
-        header["license"] = licence
-    if pipeline:
-        header["pipeline_tag"] = pipeline
-    header["tags"] = ["merge", "orthomerge", method]
-    if parents:
-        header |= {"base_model": list(parents), "base_model_relation": "merge"}
+    results = []
     if scores := manifest.get("evaluation"):
         name = f"accuracy ({scores['access']})"
         results = [
@@ -56,8 +49,16 @@ def _header(manifest: dict[str, Any]) -> dict[str, Any]:
             }
             for task, row in scores["tasks"].items()
         ]
-        header["model-index"] = [{"name": f"merge by {method}", "results": results}]
-    return header
+    header = {
+        "library_name": "transformers",
+        "license": licence if _LICENCE.fullmatch(licence) else None,
+        "pipeline_tag": pipeline,
+        "tags": ["merge", "orthomerge", method],
+        "base_model": list(parents),
+        "base_model_relation": "merge" if parents else None,
+        "model-index": [{"name": f"merge by {method}", "results": results}] if results else None,
+    }
+    return {key: value for key, value in header.items() if value}
 
 
 def _about(manifest: dict[str, Any]) -> str:
@@ -68,39 +69,32 @@ def _about(manifest: dict[str, Any]) -> str:
     lines = [
         f"{title} {_text(manifest['orthomerge'])}, and the head of each.",
         "",
-        f"- Base: {_named(manifest['inputs']['base'])}",
+        f"- Base: {_text(_named(manifest['inputs']['base']))}",
         f"- Method: {_text(method['name'])} ({options}), seed {_text(manifest['seed'])}",
         f"- Family: {_text(manifest['family'])}, features: {_text(poolings)}",
     ]
     if manifest.get("vector"):
         lines.append(f"- Task vector: {_text(manifest['vector'])}")
     rows = [
-        (_text(task), _named(experts[task]), str(len(head["labels"])), _text(some(head["labels"], most=5)))
-        for task, head in heads.items()
+        (task, _named(experts[task]), len(head["labels"]), some(head["labels"], most=5)) for task, head in heads.items()
     ]
     return "\n".join([*lines, "", _table(("task", "expert", "classes", "labels"), rows)])
 
 
 def _accuracy(manifest: dict[str, Any]) -> str:
-    """Table of the scores of the model, the experts and the base; empty without an evaluation."""
     scores = manifest.get("evaluation")
     if not scores:
         return ""
     tasks = scores["tasks"]
     others = [role for role in ("expert", "base") if all(role in row for row in tasks.values())]
     columns = [*others, "value"]
-    rows = [
-        (
-            _text(task),
-            *(f"{100 * row[name]:.1f}" for name in columns),
-            f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
-            f"{row['examples']:,}",
-        )
-        for task, row in tasks.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for task, row in tasks.items():
+        interval = f"{_percent(row['low'])} to {_percent(row['high'])}"
+        rows.append((task, *(_percent(row[name]) for name in columns), interval, f"{row['examples']:,}"))
     if len(rows) > 1:
         means = (sum(row[name] for row in tasks.values()) / len(tasks) for name in columns)
-        rows.append(("mean", *(f"{100 * mean:.1f}" for mean in means), "", ""))
+        rows.append(("mean", *map(_percent, means), "", ""))
     return (
         f"## Accuracy\n\nIn percent, on the {_text(scores['split'])} split; this model is {_text(scores['access'])} "
         f"({_ACCESS.get(scores['access'], 'see the documentation')}).\n\n"
@@ -117,7 +111,7 @@ _ACCESS = {
 
 def _data(manifest: dict[str, Any]) -> str:
     rows = [
-        (verb, _text(task), _text(manifest[block]["split"]), _text(row["inputs"]), f"`{_digest(row.get('data'))}`")
+        (verb, task, manifest[block]["split"], row["inputs"], str(row.get("data")).rpartition(":")[2][:16])
         for block, verb in (("fit", "merge"), ("alignment", "heads"))
         if block in manifest
         for task, row in manifest[block]["tasks"].items()
@@ -135,7 +129,6 @@ def _data(manifest: dict[str, Any]) -> str:
 
 
 def _use(manifest: dict[str, Any]) -> str:
-    """Code that loads and runs the model, with orthomerge and with stock transformers."""
     modality = _modality(manifest)
     lines = ["## Use", "", "```python", "import orthomerge", "", 'model = orthomerge.load("PATH")']
     if modality in _EXAMPLES:
@@ -150,10 +143,7 @@ def _use(manifest: dict[str, Any]) -> str:
 
 
 def _licences(manifest: dict[str, Any]) -> str:
-    """Table of the licences of base and experts, as stated in their model cards."""
-    rows = [
-        (role, _named(entry), _text(entry.get("license") or "unknown")) for role, entry in _entries(manifest).items()
-    ]
+    rows = [(role, _named(entry), entry.get("license") or "unknown") for role, entry in _entries(manifest).items()]
     return (
         "## Licences of the parts\n\nThe licences of the base and of every expert apply to the result. *Unknown*: "
         "the part has no model card, or its card states no licence.\n\n" + _table(("part", "name", "licence"), rows)
@@ -174,7 +164,7 @@ def _limits(manifest: dict[str, Any]) -> str:
 
 def _entries(manifest: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
     inputs = manifest["inputs"]
-    return {"base": inputs["base"], **{f"expert {_text(task)}": entry for task, entry in inputs["experts"].items()}}
+    return {"base": inputs["base"], **{f"expert {task}": entry for task, entry in inputs["experts"].items()}}
 
 
 def _modality(manifest: dict[str, Any]) -> str:
@@ -183,17 +173,15 @@ def _modality(manifest: dict[str, Any]) -> str:
 
 
 def _named(entry: Mapping[str, Any]) -> str:
-    revision = f" @ {_text(entry['revision'])}" if entry.get("revision") else ""
-    return _text(entry["name"]) + revision
+    return f"{entry['name']} @ {entry['revision']}" if entry.get("revision") else str(entry["name"])
 
 
-def _digest(digest: object) -> str:
-    return _code(str(digest or "unknown").rpartition(":")[2][:16])
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
-def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = list(titles)
-    lines = [columns, ["---"] * len(columns), *rows]
+def _table(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [titles, ["---"] * len(titles), *(map(_text, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -79,7 +79,6 @@ def encode(
 def predict(
     model: ModelData, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
 ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
-    """See `Model.predict`."""
     heads = {task: model.head(task) for task in (model.tasks if tasks is None else tasks)}
     if not model.family.encoder_class:
         raise RecipeError("a module of your own cannot be built here; build it, load the weights, and run it yourself")
@@ -166,7 +165,6 @@ def _order(examples: Examples, processor: Processor) -> list[int]:
 
 @contextmanager
 def _evaluating(encoder: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Move a module to the device and into eval mode; restore the mode of each submodule afterwards."""
     import torch
 
     modes = [(module, module.training) for module in encoder.modules()]

@@ -9,11 +9,10 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
-from orthomerge.files.raw_file import RawFile
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
-from orthomerge.models.opening import Live, Opening, as_live, reference
+from orthomerge.models.opening import Opening, live_models, reference
 from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import Tensors, content_digest
 
@@ -27,7 +26,6 @@ class Experts(Opened):
 
     @cached_property
     def sources(self) -> dict[str, Model]:
-        """All experts as models with their own weights and heads, by task."""
         origin = Origin({"method": {"name": "expert", "parameters": {}}})
         return {task: self.model(self.tensors(task), {task: self.heads[task]}, origin) for task in self.tasks}
 
@@ -62,24 +60,23 @@ def reopen_experts(
         raise RecipeError("this model has no record of how its experts were opened; merge again, or give open experts")
     recorded = record["opening"]
     fields = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
-    live: dict[str, Live] = {}
-    entries = {task: {**row, "path": _path_of(model, task, named.get(task), live)} for task, row in fields.items()}
+    given = {**named, "": base if recorded.get("base") else None}
+    entries = {task: {**row, "path": _path_of(model, task, given.get(task))} for task, row in fields.items()}
     base_path = None
     if recorded.get("base"):
         # The base is needed if experts take tensors from it, or if its text tower makes their heads.
         makes_heads = any((row.get("head") or {}).get("classes") for row in fields.values())
-        base_path = _path_of(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
+        base_path = _path_of(model, "", base, needed=recorded.get("missing") == "base" or makes_heads)
     source = f"{folder or 'the model'}: opening"
-    opened = Experts(build(Opening, {**recorded, "experts": entries, "base": base_path}, where=source), live).check()
+    opening = build(Opening, {**recorded, "experts": entries, "base": base_path}, where=source)
+    opened = Experts(opening, live_models(given)).check()
     _check_same(opened, record["inputs"])
     return opened
 
 
-def _path_of(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
+def _path_of(model: Model, task: str, named: Any, *, needed: bool = True) -> str | None:
     """Present path of an expert, or of the base (task ""); None for a base that is neither found nor needed."""
     if named is not None:
-        if (memory := as_live(named)) is not None:
-            live[task] = memory
         return reference(_role(task), named)
     place = model.origin.places.get(task)
     if place is not None and Path(place).exists():
@@ -92,7 +89,6 @@ def _path_of(model: Model, task: str, named: Any, live: dict[str, Live], *, need
 
 
 def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
-    """Check by hash that base and experts are those that the model was made from."""
     for task, checkpoint in experts.checkpoints().items():
         entry = inputs["experts"].get(task) if task else inputs["base"]
         if entry is None or not (task or experts.has_base):
@@ -100,10 +96,7 @@ def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
         if "content" in entry or checkpoint.in_memory:  # a live model has no files to hash
             same = content_digest(experts.tensors(task), experts.family.prefix) == entry.get("content")
         else:
-            hashes = [file["hash"] for file in entry["files"]]
-            paths = [file.path for file in checkpoint.files] if hashes else []
-            digests = [RawFile(path).digest() for path in paths]
-            same = sorted(digests) == sorted(hashes)
+            same = sorted(file.digest() for file in checkpoint.files) == sorted(file["hash"] for file in entry["files"])
         if not same:
             raise IncompatibleError(
                 f"{_role(task)} at {checkpoint.path} is not the one that the model was made from: its hash differs; "

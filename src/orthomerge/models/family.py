@@ -43,7 +43,6 @@ class HeadLayout:
     activation: Activation | None = None
 
     def fits(self, head: Head) -> bool:
-        """Whether a head has exactly these layers."""
         return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
 
     def parts(self) -> dict[str, str]:
@@ -138,7 +137,6 @@ def head_names(family: Family, head: Head) -> dict[str, str]:
 
 
 def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:
-    """Tensors of a head by their names on disk."""
     tensors = head.tensors()
     return {name: tensors[part] for part, name in head_names(family, head).items()}
 
@@ -171,7 +169,6 @@ def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """Image features of CLIP after the projection."""
     features: torch.Tensor = output.image_embeds
     return features
 

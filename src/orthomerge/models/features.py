@@ -81,12 +81,11 @@ class FeatureCache:
     """Cache in `folder`, by default in `features` of $ORTHOMERGE_CACHE or of `~/.cache/orthomerge`."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        root = Path(folder) if folder is not None else Path(os.environ.get(VARIABLE) or "~/.cache/orthomerge")
+        place = Path(os.environ.get(VARIABLE) or "~/.cache/orthomerge", "features") if folder is None else Path(folder)
         try:
-            root = root.expanduser()
+            self.folder = place.expanduser()
         except RuntimeError as error:  # a user without home
-            raise OutputError(f"cannot keep features in {root}: {error}; set {VARIABLE} to a folder") from error
-        self.folder = root if folder is not None else root / "features"
+            raise OutputError(f"cannot keep features in {place}: {error}; set {VARIABLE} to a folder") from error
 
     def get_or_compute(self, key: Mapping[str, Any], rows: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return features [rows, d], computed only if not in the cache. `key`: all that they depend on, as JSON."""
@@ -110,7 +109,6 @@ class FeatureCache:
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
     def _prepare(self) -> None:
-        """Create the folder and check that it is writable before anything is computed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -123,7 +121,6 @@ class FeatureCache:
 
 
 def _read(path: Path, rows: int) -> torch.Tensor | None:
-    """Read the features of an entry; None if it is missing or damaged."""
     try:
         entries, seal = read_safetensors(path), read_metadata(path).get("seal")
         if list(entries) != ["values"]:

@@ -112,12 +112,10 @@ class Head:
 
     @property
     def layers(self) -> int:
-        """Number of linear layers."""
         return 1 if self.hidden is None else 2
 
     @property
     def width(self) -> int:
-        """Number of features that the head reads."""
         first = self.hidden or self.output
         return int(first.weight.shape[1])
 
@@ -165,7 +163,6 @@ def misfit(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
 
 def head_of(classifier: Classifier) -> Head:
-    """Return the head of a classifier, or the classifier itself if it is a head."""
     return classifier if isinstance(classifier, Head) else classifier.head  # type: ignore[attr-defined]
 
 

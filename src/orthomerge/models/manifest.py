@@ -1,14 +1,7 @@
-"""Layout of a model folder, and reading, checking and contents of its manifest.
+"""Reading, checking and contents of the manifest of a model folder (layout: docs/checkpoints.md).
 
-OUT/encoder.safetensors        the only large file (or shards); names as in the stock classifier
-OUT/tokenizer.json ...         tokenizer or image processor
-OUT/TASK/head.safetensors      the head; with an aligner that adds a module, extra.safetensors beside it
-OUT/TASK/config.json           if a stock class can hold the head: that class loads this folder, through an index
-                               and links to the encoder and the tokenizer above it
-OUT/README.md                  model card
-OUT/orthomerge.json            manifest: inputs with hashes, how they were opened, method, the hash of every other file
-OUT/orthomerge.local.json      paths of the experts on this machine, and short hashes of the inputs used by a fit or
-                               an alignment; never pushed, not in the manifest
+Beside it, `orthomerge.local.json` has the paths of the experts on this machine, and short hashes of the inputs that a
+fit or an alignment used. It is never pushed and not in the manifest.
 """
 
 from __future__ import annotations
@@ -84,7 +77,6 @@ _LOCAL_SHAPE = {"places": {"*": {"absolute": str, "relative?": str}}, "inputs": 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read and check the manifest of an output folder."""
     path = folder / MANIFEST
     try:
         present = path.is_file()

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.data.task import Access
-from orthomerge.files.checkpoint import Spec
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Extra, Head
 from orthomerge.models.processors import ProcessorSource
@@ -65,57 +64,31 @@ class Encoder:
         return tangent(self.family, self.config, self.start, self.tensors, pooling)
 
     def module(self) -> torch.nn.Module:
-        """Build a new module with these weights, in eval mode, on the CPU."""
         if self.start is not None:
             raise RecipeError(
                 "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
             )
-        skeleton = Skeleton.build(self.family, self.config, dict(self.tensors.specs))
-        skeleton.fill(self.tensors)
-        return skeleton.module
+        return Skeleton.of(self.family, self.config, self.tensors).module
+
+
+_loaded: WeakKeyDictionary[Encoder, Skeleton] = WeakKeyDictionary()  # last used last
 
 
 def loaded(encoder: Encoder) -> Skeleton:
-    """Return a module with the weights of an encoder, shared by all callers, who may change only its device.
-
-    The last two modules are kept, and refilled if the next encoder has the same architecture.
-    """
-    skeleton = next((skeleton for skeleton, owner in _modules if owner() is encoder), None)
+    """Return a module with the weights of an encoder, shared by all callers, who may change only its device."""
+    skeleton = _loaded.pop(encoder, None)
     if skeleton is None:
-        specs = dict(encoder.tensors.specs)
-        skeleton = unshared(encoder.family, encoder.config, specs)
-        skeleton.module.to("cpu")
+        while len(_loaded) >= _MOST_LOADED:
+            release(next(iter(_loaded)))
         hashed = HashedTensors(encoder.tensors, encoder.family.prefix)
-        skeleton.fill(encoder.tensors if encoder.content else hashed)
+        skeleton = Skeleton.of(encoder.family, encoder.config, encoder.tensors if encoder.content else hashed)
         encoder.content = encoder.content or hashed.digest()
-    _modules[:] = [(other, owner) for other, owner in _modules if other is not skeleton]
-    _modules.append((skeleton, weakref.ref(encoder)))
+    _loaded[encoder] = skeleton
     return skeleton
 
 
-def finished(encoder: Encoder) -> None:
-    """Release the module of an encoder, so that the next encoder of the same architecture can refill it."""
-    _modules[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _modules]
-
-
-def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-    """Return a module with arbitrary weights for this caller alone: one that is no longer used, else a new one."""
-    free = [skeleton for skeleton, owner in _modules if owner() is None]
-    if len(_modules) - len(free) >= _MOST_LOADED:
-        free.append(next(skeleton for skeleton, owner in _modules if owner() is not None))
-    _modules[:] = [(skeleton, owner) for skeleton, owner in _modules if skeleton not in free]
-    for skeleton in free:
-        if (skeleton.family, skeleton.config, skeleton.specs) == (family, config, specs):
-            return skeleton
-    return Skeleton.build(family, config, specs)
-
-
-def release() -> None:
-    """Release all modules in memory."""
-    _modules.clear()
-
-
-_modules: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with the owner of the weights; last used last
+def release(encoder: Encoder) -> None:
+    _loaded.pop(encoder, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +141,6 @@ class ModelData:
 
     @property
     def digest(self) -> str:
-        """Hash of the encoder's content."""
         return self.encoder.digest
 
     @property

@@ -8,8 +8,8 @@ the projection is stored transposed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
@@ -54,36 +54,31 @@ _TEXT = re.compile(
 )
 
 
-def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:
+def _renamed(name: str, rules: _Rules) -> str:
     for pattern, new in rules:
         name = re.sub(pattern, new, name)
     return name
 
 
-def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkpoint]:
-    """Make an `adapt` function that applies rules to every name, in order; duplicate names are an error."""
-
-    def adapt(checkpoint: Checkpoint) -> Checkpoint:
-        names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
-        taken: dict[str, str] = {}
-        for old, new in names.items():
-            if new in taken:
-                raise CheckpointError(
-                    f"{checkpoint.path} holds both {taken[new]!r} and {old!r}, two names of {new!r}; "
-                    "remove the one from an earlier save"
-                )
-            taken[new] = old
-        entries = {names[key]: entry for key, entry in checkpoint.entries.items()}
-        aliases = {names[key]: names[target] for key, target in checkpoint.aliases.items()}
-        return replace(checkpoint, entries=entries, aliases=aliases)
-
-    return adapt
+def _rename_all(rules: _Rules, checkpoint: Checkpoint) -> Checkpoint:
+    """Apply rules to every name, in order; duplicate names are an error."""
+    names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
+    taken: dict[str, str] = {}
+    for old, new in names.items():
+        if new in taken:
+            raise CheckpointError(
+                f"{checkpoint.path} holds both {taken[new]!r} and {old!r}, two names of {new!r}; "
+                "remove the one from an earlier save"
+            )
+        taken[new] = old
+    entries = {names[key]: entry for key, entry in checkpoint.entries.items()}
+    aliases = {names[key]: names[target] for key, target in checkpoint.aliases.items()}
+    return replace(checkpoint, entries=entries, aliases=aliases)
 
 
-modern_layer_norm = _renaming(_LAYER_NORM)
-dinov2_names = _renaming(_ATTENTION)
-vit_names = _renaming(_VIT)
-_with_vision_model = _renaming(_UNPREFIXED)
+modern_layer_norm = partial(_rename_all, _LAYER_NORM)
+dinov2_names = partial(_rename_all, _ATTENTION)
+vit_names = partial(_rename_all, _VIT)
 
 
 def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -102,7 +97,7 @@ def vision_names(checkpoint: Checkpoint) -> Checkpoint:
     prefixes = [key.removesuffix(_ANCHOR) for key in checkpoint.entries if key.endswith(_ANCHOR)]
     towers = [prefix for prefix in prefixes if prefix + _FIRST in checkpoint.entries]
     if not towers:
-        return _with_vision_model(checkpoint)
+        return _rename_all(_UNPREFIXED, checkpoint)
     if len(towers) > 1:
         raise CheckpointError(f"{checkpoint.path} must hold one vision tower, got several: {some(towers)}; keep one")
     entries: dict[str, Entry] = {}

@@ -60,7 +60,6 @@ class MultiHead(nn.Module):
         self._poolings = {task: head_of(head).pooling or family.default_pooling for task, head in heads.items()}
 
     def forward(self, **batch: Any) -> dict[str, torch.Tensor]:
-        """Compute the logits [B, C] of every task."""
         if not self._poolings:
             raise RecipeError("this model has no heads; give it some with `with_heads`")
         output, config = self._family.forward(self.encoder, batch), getattr(self.encoder, "config", None)
@@ -98,7 +97,6 @@ class LinearisedEncoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the module itself; the encoder stays in eval mode."""
         super().train(mode)
         self.encoder.eval()
         return self

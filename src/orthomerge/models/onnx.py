@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
     "vit": ("pixel_values",),
     "deit": ("pixel_values",),
 }
-_SIZES = ((1, 3), (3, 8), (2, 17))  # inputs and tokens of the batches that are compared
+_SIZES = ((2, 7), (1, 3), (3, 8), (2, 17))  # inputs and tokens of the batch of the export, and of those compared
 
 
 def export_onnx(
@@ -75,7 +75,8 @@ def export_onnx(
     size = sum(spec.nbytes for spec in model.weights.specs.values())
     with publish(out, force=force, need=3 * size, inputs=inputs, marker=EXPORT) as folder:
         graph = _graph(model.with_heads(heads), names)
-        _write(graph, _sample(config, names, 2, 7), list(outputs), folder / _MODEL)
+        batch, *others = (_sample(config, names, count, length) for count, length in _SIZES)
+        _write(graph, batch, list(outputs), folder / _MODEL)
         model.processor.write(folder)
         if task is not None:
             write_json(folder / "config.json", classifier_config(config, family, heads[task].labels, "float32"))
@@ -88,7 +89,7 @@ def export_onnx(
             inputs=list(names),
             outputs=outputs,
             labels={name: list(head.labels) for name, head in heads.items()},
-            gap=_gaps(graph, config, names, list(heads), folder / _MODEL),
+            gap=_gaps(graph, others, list(heads), folder / _MODEL),
         )
 
 
@@ -150,7 +151,7 @@ def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: l
 
 
 def _gaps(
-    graph: torch.nn.Module, config: Mapping[str, Any], inputs: tuple[str, ...], tasks: list[str], path: Path
+    graph: torch.nn.Module, batches: Iterable[Mapping[str, torch.Tensor]], tasks: list[str], path: Path
 ) -> dict[str, float]:
     """Largest difference by task between the logits of torch and onnxruntime; a large one is an error."""
     import onnxruntime
@@ -159,8 +160,7 @@ def _gaps(
     gaps = dict.fromkeys(tasks, 0.0)
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        for count, length in _SIZES:
-            batch = _sample(config, inputs, count, length)
+        for batch in batches:
             outputs = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
             with torch.no_grad():
                 expected = graph(*batch.values())

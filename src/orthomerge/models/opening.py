@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from orthomerge.models.tensors import spec_of
 Named = Mapping[str, Any] | Sequence[str | Path]
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-# Files of an output beside the folders of its tasks.
-_RESERVED = ("readme.md", "orthomerge.json", "orthomerge.local.json")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -107,20 +105,16 @@ def opening_of(
         for task in tasks:
             if task not in named:
                 raise RecipeError(f"'{option}' names {task!r}, which is no expert; {nearest(task, named)}")
-    live = {task: model for task, value in {**named, "": base}.items() if (model := as_live(value)) is not None}
     opened: dict[str, Expert] = {}
     for task, value in named.items():
-        expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
-        if task in labels:
-            if isinstance(labels[task], str):
-                raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text; put it in a list")
-            expert = replace(expert, labels=tuple(labels[task]))
-        if task in heads:
-            head = heads[task]
-            names = head if isinstance(head, HeadNames) else build(HeadNames, head, where=f"the head of {task!r}")
-            expert = replace(expert, head=names)
-        opened[task] = expert
-    return Opening(opened, None if base is None else reference("the base", base), **options), live
+        fields = (
+            dict(vars(value)) if isinstance(value, Expert) else {"path": reference(f"the expert of {task!r}", value)}
+        )
+        options_of_task = {"labels": labels.get(task), "head": heads.get(task)}
+        fields |= {name: option for name, option in options_of_task.items() if option is not None}
+        opened[task] = build(Expert, fields, where=f"expert {task!r}")
+    base_path = None if base is None else reference("the base", base)
+    return Opening(opened, base_path, **options), live_models({**named, "": base})
 
 
 def experts_by_name(words: Sequence[str]) -> dict[str, str]:
@@ -140,7 +134,7 @@ def experts_by_name(words: Sequence[str]) -> dict[str, str]:
 
 def reference(role: str, value: object) -> str:
     """Name a base or an expert as text; a `Path` or a live model never becomes a hub id."""
-    if as_live(value) is not None:
+    if _is_live(value):
         return f"<{role} in memory>"
     if isinstance(value, Path):
         return str(value) if value.is_absolute() or str(value).startswith("~") else f"./{value}"
@@ -153,26 +147,31 @@ def reference(role: str, value: object) -> str:
 
 
 def check_task_names(tasks: Mapping[str, object]) -> None:
-    """Refuse task names that cannot be names of folders."""
     if not tasks:
         raise RecipeError("'experts' is empty; name at least one")
     for task in tasks:
         if not _TASK.fullmatch(task):
             raise RecipeError(f"{task!r} cannot name an expert and its folder; use letters, digits and _ . + -")
-        if task.casefold() in _RESERVED:
-            raise RecipeError(f"{task!r} cannot name an expert: every output has a file of that name; rename it")
     if len({task.casefold() for task in tasks}) < len(tasks):
         raise RecipeError("two experts have names that differ in case only, the same to some file systems; rename one")
 
 
-def as_live(value: object) -> Live | None:
-    """Wrap a live model, or a pair (model, processor); return None for anything else."""
+def live_models(named: Mapping[str, object]) -> dict[str, Live]:
+    """Select the live models, and pairs (model, processor), by name."""
+    live = {}
+    for name, value in named.items():
+        if _is_live(value):
+            live[name] = Live(*value) if isinstance(value, tuple) else Live(value)
+            if hasattr(live[name].model, "peft_config"):
+                raise RecipeError(
+                    "a live PEFT model must be merged first; give model.merge_and_unload(), or its saved folder"
+                )
+    return live
+
+
+def _is_live(value: object) -> bool:
     parts = value if isinstance(value, tuple) else (value,)
-    if not 1 <= len(parts) <= 2 or not (hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")):
-        return None
-    if hasattr(parts[0], "peft_config"):
-        raise RecipeError("a live PEFT model must be merged first; give model.merge_and_unload(), or its saved folder")
-    return Live(*parts)
+    return 1 <= len(parts) <= 2 and hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")
 
 
 def live_checkpoint(role: str, live: Live) -> Checkpoint:

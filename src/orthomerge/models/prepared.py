@@ -30,8 +30,6 @@ _PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens that cost as much as the overhe
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs of one source with their processor."""
-
     examples: Examples
     processor: Processor
 
@@ -52,10 +50,6 @@ class Pool:
     def __len__(self) -> int:
         return sum(len(part.examples) for part in self.parts)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.kept or {}).values())
-
     @cached_property
     def lengths(self) -> torch.Tensor | None:
         """Number of tokens of each kept text [N], on the CPU to avoid waiting for a GPU; None for other inputs."""
@@ -75,22 +69,13 @@ class Pool:
         longest = int(self.lengths[rows].max())
         return {name: tensor[on_device, :longest] for name, tensor in self.kept.items()}
 
-    def extended(self, parts: Sequence[Part], *, room: int) -> Pool:
-        """Return a pool with the inputs of further parts appended."""
-        if not parts:
-            return self
-        kept = None
-        if self.kept is not None and (more := _processed(parts, self.device, room)) is not None:
-            kept = _concatenated([self.kept, more], parts[0].processor)
-        return Pool((*self.parts, *parts), self.device, kept)
-
     def raw(self, rows: Sequence[int]) -> list[Any]:
         """Return the unprocessed inputs of some rows: texts, or images as arrays."""
-        numbers = [bisect_right(self._starts, row) - 1 for row in rows]
-        return [
-            self.parts[number].examples.inputs[row - self._starts[number]]
-            for number, row in zip(numbers, rows, strict=True)
-        ]
+        inputs = []
+        for row in rows:
+            number = bisect_right(self._starts, row) - 1
+            inputs.append(self.parts[number].examples.inputs[row - self._starts[number]])
+        return inputs
 
     def by_length(self, rows: torch.Tensor) -> torch.Tensor:
         """Indices into `rows` from the shortest text to the longest; in order if inputs have no length."""
@@ -117,7 +102,6 @@ class Pool:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The first row of each part."""
         return list(accumulate((len(part.examples) for part in self.parts), initial=0))[:-1]
 
     def _process(self, rows: torch.Tensor) -> Batch:

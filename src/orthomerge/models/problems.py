@@ -13,7 +13,7 @@ from orthomerge.files.folders import leaves
 from orthomerge.files.lora import Adapter
 from orthomerge.models.family import Family
 from orthomerge.models.heads import misfit
-from orthomerge.models.skeleton import with_tower
+from orthomerge.models.skeleton import tower_config
 from orthomerge.models.split import Source, Split
 
 _IN_MESSAGE = "see the message"  # the message has no separate advice
@@ -48,7 +48,6 @@ class Problem:
 
 
 def check_problems(problems: Sequence[Problem]) -> None:
-    """Raise an error that lists all problems, if there are any."""
     if len(problems) > 1:
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
         raise problems[0].error(f"{len(problems)} problems:\n{lines}")
@@ -86,7 +85,6 @@ def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
 def source_problems(
     where: str, source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, *, missing: str
 ) -> list[Problem]:
-    """Report all mismatches between an expert and the base."""
     ours, theirs = (config.get("model_type") for config in (base.config or {}, source.config))
     if ours and theirs and theirs not in (ours, *family.model_types):  # the other mismatches follow from this one
         return [Problem(where, f"it is a {theirs!r} model but the base is a {ours!r}", _SAME_BASE)]
@@ -179,7 +177,7 @@ def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[
 
 def _widths(base: Checkpoint, family: Family) -> set[int]:
     """Possible numbers of features by the config; DINOv2 concatenates the class token and the mean of the rest."""
-    config = with_tower((base.config if family.encoder_class else None) or {}, "vision_config")
+    config = tower_config((base.config if family.encoder_class else None) or {}, "vision_config")
     sizes = [config.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
     times = (1, 2) if family.name == "dinov2" else (1,)
     return {size * number for size in sizes if type(size) is int for number in times}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +18,7 @@ from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile, digest_of
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
-from orthomerge.models.skeleton import quiet, with_tower
+from orthomerge.models.skeleton import quiet, tower_config
 
 # Files of tokenizers and processors, which are copied with a model.
 COMPANIONS = (
@@ -29,7 +28,7 @@ COMPANIONS = (
 )  # fmt: skip
 DEFAULT_LENGTH = 128  # tokens per text, for heads without a maximum length
 _MOST_BYTES = 64 << 20
-_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
+_VOCABULARIES = (("tokenizer.json",), ("vocab.txt",), ("*.model",), ("vocab.json", "merges.txt"))
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # The positions of these model types start after the id of the padding token.
 _OFFSET = ("roberta", "xlm-roberta", "camembert")
@@ -48,6 +47,7 @@ class ProcessorSource:
     files: tuple[str, ...] = ()
     live: Any = None
     hashes: Mapping[str, str] = field(default_factory=dict)
+    _loaded: dict[int, Processor] = field(default_factory=dict, init=False, repr=False)  # by maximum length
 
     @classmethod
     def of(cls, folders: Iterable[Path], modality: str, config: Mapping[str, Any]) -> ProcessorSource:
@@ -56,10 +56,6 @@ class ProcessorSource:
             if names := tuple(path.name for path in companions(folder)):
                 return cls(modality, config, folder, names)
         return cls(modality, config)
-
-    @cached_property
-    def _loaded(self) -> dict[int, Processor]:
-        return {}
 
     def processor(self, max_length: int | None = None) -> Processor:
         """Load the processor; texts are cut at `max_length` tokens or at the model's number of positions.
@@ -77,7 +73,6 @@ class ProcessorSource:
         return self._loaded[length]
 
     def write(self, folder: Path) -> list[str]:
-        """Copy the files into a folder and return their names."""
         if self.live is not None:
             before = {path.name for path in folder.iterdir()}
             self.live.save_pretrained(folder)
@@ -89,14 +84,14 @@ class ProcessorSource:
         return list(self.files)
 
     def _text(self, copy: Path, max_length: int) -> TextProcessor:
-        config, where = with_tower(self.config, "text_config"), f"{self.folder or 'the live model'}"
+        config, where = tower_config(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("neither base nor experts have a tokenizer; copy its files to the base")
-        if not any(any(copy.glob(pattern)) for pattern in _VOCABULARIES):
+        if not any(all(any(copy.glob(name)) for name in names) for names in _VOCABULARIES):
             # transformers would make a tokenizer without any words.
             raise CheckpointError(
-                f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
-                "copy the tokenizer's files from the base"
+                f"{where} has no vocabulary (tokenizer.json, vocab.txt, a sentencepiece model, or vocab.json and "
+                "merges.txt); copy the tokenizer's files from the base"
             )
         named = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
         tokenizer = _load("AutoTokenizer", copy, f"the tokenizer of {where}", named=named)
@@ -122,7 +117,7 @@ class ProcessorSource:
         return TextProcessor(tokenizer, longest, segments, _digest_files(copy))
 
     def _image(self, copy: Path) -> ImageProcessor | PixelProcessor:
-        config, where = with_tower(self.config, "vision_config"), f"{self.folder or 'the model'}"
+        config, where = tower_config(self.config, "vision_config"), f"{self.folder or 'the model'}"
         channels = config.get("num_channels", 3)
         nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)
         if nested or (copy / _PREPROCESSOR).is_file():
@@ -139,7 +134,6 @@ class ProcessorSource:
 
 
 def load_processor(folder: Path, *, modality: Modality, max_length: int = DEFAULT_LENGTH) -> Processor:
-    """Load the processor in the folder of a model."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return ProcessorSource.of([folder], modality, config).processor(max_length)
 

@@ -1,8 +1,8 @@
 """Upload an output folder to the hub, through huggingface_hub.
 
-The manifest and the files that it lists are uploaded, each as it was when it was verified. Files of an earlier push
-that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other files
-in the repository stay.
+The manifest and the files that it lists are uploaded, each hashed again right before it is sent. Files of an earlier
+push that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other
+files in the repository stay.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 from orthomerge.core.errors import OutputError, RecipeError, some, summary
 from orthomerge.files.folders import MANIFEST
 from orthomerge.files.hub import is_hub_id
-from orthomerge.files.raw_file import RawFile, digest_of
+from orthomerge.files.raw_file import RawFile
 from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 
 _SHARDS = re.compile(rf"{ENCODER}(-\d+-of-\d+)?\.safetensors")
-_SMALL = 1 << 24  # bytes up to which a file is held in memory while it is sent
 _TIMEOUT = 60.0  # seconds without an answer, or without a byte sent
 
 
@@ -90,11 +89,9 @@ def _additions(upload: Upload) -> Iterator[Any]:
 
     for name, expected in upload.hashes.items():
         file = RawFile((upload.out / name).resolve())
-        small = file.size <= _SMALL
-        data = file.bytes(0, file.size) if small else b""
-        if (digest_of(data) if small else file.digest()) != expected:
+        if file.digest() != expected:
             raise OutputError(f"{upload.out / name} has changed since it was verified; push again")
-        yield CommitOperationAdd(name, data if small else file.path)
+        yield CommitOperationAdd(name, file.path)
         file.check_unchanged()
 
 

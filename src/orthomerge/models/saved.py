@@ -1,17 +1,21 @@
-"""The only reader of model folders: it loads the same bytes that it verifies."""
+"""The only reader of model folders, which loads the same bytes that it verifies, and descriptions of checkpoints."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.files.checkpoint import Checkpoint, Entry
+from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, some
+from orthomerge.files.checkpoint import Checkpoint, Entry, Spec, is_float
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
+from orthomerge.files.opening import open_expert
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import read_safetensors
+from orthomerge.models.families import family_for
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Extra, Head, misfit, rebuilt
 from orthomerge.models.manifest import (
@@ -27,6 +31,7 @@ from orthomerge.models.manifest import (
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
 from orthomerge.models.processors import ProcessorSource
+from orthomerge.models.split import OWN_HEAD, split_base
 from orthomerge.models.tensors import FileTensors, HashedTensors
 
 if TYPE_CHECKING:
@@ -163,3 +168,90 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
         return f"has {size} bytes, but {expected['size']} were written"
     is_same = not hashed or RawFile(file).digest() == expected["hash"]
     return None if is_same else "has changed since it was written"
+
+
+def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
+    """Describe a checkpoint, an adapter or a merged model; with `headers` the weights are not read."""
+    folder = Path(reference).expanduser()
+    if is_output(folder):
+        return _describe_output(folder, headers=headers)
+    source = open_expert(reference)
+    is_checkpoint = isinstance(source, Checkpoint)
+    stored = source if isinstance(source, Checkpoint) else Checkpoint(source.path, source.stored)
+    specs = {name: entry.spec for name, entry in stored.entries.items()}
+    files: dict[str, dict[str, Any]] = {file.path.name: {"size": file.size} for file in source.files}
+    document: dict[str, Any] = {
+        "path": str(source.path),
+        "format": "checkpoint" if is_checkpoint else "LoRA adapter",
+        "model_type": (source.config or {}).get("model_type" if is_checkpoint else "peft_type"),
+        **(_describe_model(stored) if is_checkpoint else {}),
+        "files": files,
+    }
+    if not headers:
+        for file in source.files:
+            with RawFile(file.path).stream() as stream:
+                files[file.path.name]["sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()
+        document["non_finite"] = _non_finite(FileTensors({name: (stored, name) for name in specs}))
+    return {**document, **_sizes(specs)}
+
+
+def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
+    manifest, model = read_manifest(folder), read_model(folder, verify=False)
+    inputs, specs = manifest["inputs"], model.weights.specs
+    return {
+        "path": str(folder),
+        "format": "merged model",
+        "written_by": manifest["orthomerge"],
+        "family": model.family.name,
+        "method": manifest["method"],
+        "tasks": {
+            task: {"labels": head["labels"], "pooling": head["pooling"], "stock_class": head["class"]}
+            for task, head in manifest["heads"].items()
+        },
+        "made_from": {
+            "base": inputs["base"]["name"],
+            **{task: entry["name"] for task, entry in inputs["experts"].items()},
+        },
+        "access": model.origin.access,
+        "notes": manifest["notes"],
+        **({} if headers else {"problems": verify_folder(folder)}),
+        **_sizes(specs),
+    }
+
+
+def _sizes(specs: Mapping[str, Spec]) -> dict[str, Any]:
+    return {
+        "parameters": sum(spec.numel for spec in specs.values() if is_float(spec.dtype)),
+        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
+        "tensors": {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in specs.items()},
+    }
+
+
+def _describe_model(source: Checkpoint) -> dict[str, Any]:
+    config = source.config or {}
+    try:
+        family = family_for(str(config.get("model_type")), source)
+    except OrthomergeError:
+        return {"family": None, "aliases": dict(source.aliases)}
+    adapted = family.adapted(source)
+    split = split_base({key: entry.spec for key, entry in adapted.entries.items()}, family)
+    head = {name: list(adapted.spec(name).shape) for name, reason in split.left_out.items() if reason == OWN_HEAD}
+    labels = config.get("id2label")
+    return {
+        "family": family.name,
+        "encoder_tensors": len(split.names),
+        "head": head,
+        "labels": list(labels.values()) if head and isinstance(labels, dict) else [],
+        "left_out": sorted(set(split.left_out) - set(head)),
+        "unknown": list(split.unknown),
+        "aliases": dict(source.aliases),
+    }
+
+
+def _non_finite(tensors: FileTensors) -> dict[str, int]:
+    """Count the elements that are NaN or infinite, by tensor; tensors without any are left out."""
+    counts: Counter[str] = Counter()
+    for name, block in tensors.blocks():
+        if block.is_floating_point():
+            counts[name] += int((~block.float().isfinite()).sum())
+    return dict(+counts)

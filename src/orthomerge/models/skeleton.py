@@ -9,6 +9,7 @@ their own numbers is loaded once, and the location of each number gives the mapp
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,17 +52,19 @@ KNOWN = frozenset(
 
 def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Reduce a checkpoint's config to that of its encoder, independent of heads and dtypes."""
-    inner = config.get("vision_config")
-    if family.modality == "image" and isinstance(inner, Mapping):  # CLIP: the encoder is the vision tower
-        shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
-        config = {**inner, **shared, "model_type": "clip_vision_model"}
+    if family.modality == "image" and isinstance(
+        config.get("vision_config"), Mapping
+    ):  # CLIP: the encoder is the vision tower
+        config = {**tower_config(config, "vision_config"), "model_type": "clip_vision_model"}
     return {key: value for key, value in config.items() if key in KNOWN}
 
 
-def with_tower(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Merge the config of one tower, if there is one, into the whole config."""
+def tower_config(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Select the config of one of CLIP's towers; the config itself if it has no such part."""
     inner = config.get(part)
-    return {**config, **inner} if isinstance(inner, Mapping) else config
+    if not isinstance(inner, Mapping):
+        return config
+    return {**inner, **{key: config[key] for key in ("model_type", "projection_dim") if key in config}}
 
 
 @contextmanager
@@ -89,9 +92,12 @@ class Skeleton:
 
     module: torch.nn.Module
     names: Mapping[str, str]
-    family: Family
-    config: Mapping[str, Any]
-    specs: Mapping[str, Spec]
+
+    @classmethod
+    def of(cls, family: Family, config: Mapping[str, Any], tensors: Tensors) -> Skeleton:
+        skeleton = cls.build(family, config, tensors.specs)
+        skeleton.fill(tensors)
+        return skeleton
 
     @classmethod
     def build(cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
@@ -105,22 +111,21 @@ class Skeleton:
         names = _module_names(family, module, tags)
         dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
         module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # exact for all
-        return cls(module.eval(), names, family, config, specs)
+        return cls(module.eval(), names)
 
     def fill(self, tensors: Tensors) -> None:
-        """Copy a stream of tensors into the module."""
         import torch
 
         state = self.module.state_dict()
         targets = {key: state[name].view(-1) for key, name in self.names.items()}
-        filled = dict.fromkeys(self.specs, 0)
+        filled = Counter[str]()
         with torch.no_grad():
             for key, block in tensors.blocks():
-                start, flat = filled[key], block.reshape(-1)
+                start = filled[key]
+                filled[key] += block.numel()
                 if key in targets:
-                    targets[key][start : start + len(flat)].copy_(flat)
-                filled[key] = start + len(flat)
-        incomplete = [key for key, spec in self.specs.items() if filled[key] != spec.numel]
+                    targets[key][start : filled[key]].copy_(block.reshape(-1))
+        incomplete = [key for key, target in targets.items() if filled[key] != target.numel()]
         if incomplete:
             raise AssertionError(f"the stream ended before {some(incomplete)} was complete")
 

@@ -167,8 +167,7 @@ class Opened:
         for task, source in (*opened.items(), *([("the base", base)] if self.opening.base else [])):
             tasks.setdefault(str(source.path), []).append(task)
         self.notes += [f"{some(roles)} are the same model, {path}" for path, roles in tasks.items() if len(roles) > 1]
-        records = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
-        modes = {task: record.get("mode") for task, record in records.items() if isinstance(record, dict)}
+        modes = {task: _mapping(source.config, "orthomerge").get("mode") for task, source in opened.items()}
         if linear := [task for task, mode in modes.items() if mode in ("linearised", "tau_jp")]:
             self.notes.append(
                 f"{some(linear)} was trained as a linearised model; evaluate, export and align treat the merge as an "
@@ -214,17 +213,20 @@ class Opened:
 
     def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
         """Find pooling and maximum length of a head, from the opening or the config that `finetune` wrote."""
-        entry = config.get("orthomerge")
-        record = entry if isinstance(entry, dict) else {}
-        recorded, tuning = record.get("pooling"), record.get("tuning")
+        record = _mapping(config, "orthomerge")
+        recorded, length = record.get("pooling"), _mapping(record, "tuning").get("max_length")
         pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
         if pooling not in family.poolings:
             text = f"{family.name} has no pooling {pooling!r}"
             problem = Problem("pooling", text, f"use one of {', '.join(family.poolings)}", RecipeError)
             self.problems += [] if problem in self.problems else [problem]
             pooling = family.default_pooling
-        length = tuning.get("max_length") if isinstance(tuning, dict) else None
         return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None
+
+
+def _mapping(config: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    value = (config or {}).get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter]) -> Family:

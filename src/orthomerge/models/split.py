@@ -97,9 +97,14 @@ def split_expert(
     ignore: tuple[str, ...] = (),
 ) -> Split:
     """Split an expert. `reference`: the base's tensors by canonical name."""
-    prefixes = _fitting_prefixes(specs, family, reference, pooling=pooling, prefix=prefix)
+    found = _names_by_prefix(specs, family, reference)
+    if prefix is None:
+        required = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)}
+        prefixes = _fitting_prefixes(found, specs, required or reference)
+    else:
+        prefixes = (prefix if not prefix or prefix.endswith(".") else f"{prefix}.",)
     prefix = prefixes[0]
-    names = _encoder_names(specs, family, prefix, reference)
+    names = found.get(prefix, {})
     outer = prefix.removesuffix(family.prefix)
     head = _head_names(specs, outer, layout or family.head)
     left_out: dict[str, str] = {}
@@ -162,42 +167,35 @@ def _outer_wrapper(specs: Iterable[str]) -> str:
     return ""
 
 
+def _names_by_prefix(specs: Iterable[str], family: Family, reference: Mapping[str, Spec]) -> dict[str, dict[str, str]]:
+    """Map each prefix with tensors of the base under it to their names, by canonical name; the family's comes first."""
+    found: dict[str, dict[str, str]] = {family.prefix: {}, "": {}}
+    for name in specs:
+        prefix, rest = "", name
+        while rest:
+            key = family.tied.get(rest, rest)
+            if key in reference:
+                names = found.setdefault(prefix, {})
+                if rest == key or key not in names:
+                    names[key] = name
+            first, _, rest = rest.partition(".")
+            prefix += f"{first}."
+    return {prefix: {key: names[key] for key in reference if key in names} for prefix, names in found.items()}
+
+
 def _fitting_prefixes(
-    specs: Mapping[str, Spec], family: Family, reference: Mapping[str, Spec], *, pooling: str, prefix: str | None
+    found: Mapping[str, Mapping[str, str]], specs: Mapping[str, Spec], required: Mapping[str, Spec]
 ) -> tuple[str, ...]:
     """Find the prefixes that have most of the required tensors; of these, those with the right shapes, if any."""
-    required = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)} or dict(reference)
-    if prefix is not None:
-        return (prefix if not prefix or prefix.endswith(".") else f"{prefix}.",)
-    candidates = _possible_prefixes(specs, family, required)
-    names_under = {prefix: _encoder_names(specs, family, prefix, required) for prefix in candidates}
-    most = max(map(len, names_under.values()))
-    best = {prefix: names for prefix, names in names_under.items() if len(names) == most}
+    counts = {prefix: len(required.keys() & names) for prefix, names in found.items()}
+    best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
     fitting = [
         prefix
-        for prefix, names in best.items()
-        if names and all(specs[name].shape == required[key].shape for key, name in names.items())
+        for prefix in best
+        if counts[prefix]
+        and all(specs[name].shape == required[key].shape for key, name in found[prefix].items() if key in required)
     ]
-    return tuple(fitting or list(best)[:1])  # several are a problem that asks the user for 'prefix'
-
-
-def _possible_prefixes(specs: Mapping[str, Spec], family: Family, required: Iterable[str]) -> list[str]:
-    """List the prefixes that have some required tensor, most plausible first."""
-    keys = list(required)
-    anchors = [*keys[:1], *keys[len(keys) // 2 : len(keys) // 2 + 1], *keys[-1:]]
-    names = [name for anchor in anchors for name in (anchor, *_ties(family, anchor))]
-    ends = [(key, name) for name in names for key in specs if key == name or key.endswith("." + name)]
-    return list(dict.fromkeys((family.prefix, "", *(key.removesuffix(name) for key, name in ends))))
-
-
-def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, required: Iterable[str]) -> dict[str, str]:
-    """Map the canonical names of required tensors to names in the checkpoint, which may be tied names."""
-    names = {}
-    for key in required:
-        present = [prefix + name for name in (key, *_ties(family, key)) if prefix + name in specs]
-        if present:
-            names[key] = present[0]
-    return names
+    return tuple(fitting or best[:1])  # several are a problem that asks the user for 'prefix'
 
 
 def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
@@ -207,7 +205,3 @@ def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None
         wrapped = f"{outer}{name.rpartition('.')[0]}.weight" in specs
         names[part] = outer + name if wrapped else name
     return {part: name for part, name in names.items() if name in specs}
-
-
-def _ties(family: Family, key: str) -> list[str]:
-    return [alias for alias, target in family.tied.items() if target == key]

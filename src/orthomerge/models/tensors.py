@@ -75,11 +75,9 @@ class FileTensors:
         return self.entry(key).spec.shape
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Read elements [start, stop) of the flattened tensor in float32."""
         return self.entry(key).read(start, stop).float()
 
     def origin(self, key: str) -> str:
-        """Return the file of a tensor, for messages."""
         return str(self.entry(key).file.path)
 
 
@@ -105,8 +103,6 @@ class AdaptedTensors:
 
 @dataclass(frozen=True, eq=False)
 class MemoryTensors:
-    """Tensors in memory by canonical name."""
-
     tensors: Mapping[str, torch.Tensor]
 
     @property

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from importlib.metadata import version
 from itertools import chain
@@ -87,8 +87,10 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     family = model.family
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
-    with closing(_stream(model)) as blocks:
+    hashed = HashedTensors(model.weights, family.prefix)
+    with closing((family.prefix + key, block) for key, block in hashed.blocks()) as blocks:
         written = write_shards(folder, specs, blocks, max_bytes=most, progress=progress.advance, stem=ENCODER)
+    model.encoder.content = hashed.digest()
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
@@ -97,41 +99,34 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
         for checkpoint in model.origin.experts.checkpoints().values():
             for file in checkpoint.files:
                 file.check_unchanged()
-    facts = model.origin.facts
-    manifest: dict[str, Any] = {
+    content = {
         "format": FORMAT,
         "orthomerge": VERSION,
         "seed": 0,
         "vector": None,
-        **plain(facts),
+        "notes": (),
+        **model.origin.facts,
         "family": family.name,
         "encoder": {
             "class": family.encoder_class,
             "prefix": family.prefix,
             "dtype": dtype,
-            "config": plain(model.config),
+            "config": model.config,
             "content": model.encoder.content,
             "files": list(shards),
             "processor": processor,
         },
         "heads": heads,
-        **plain(record_of(model)),
-        "notes": plain(facts.get("notes", ())),
+        **record_of(model),
         "versions": versions(),
     }
+    manifest: dict[str, Any] = plain(content)
     if local := local_document(model, out):
         write_json(folder / LOCAL, local)
     write_bytes(folder / README, model_card(manifest).encode())
     manifest["files"] = _file_table(folder, shards)
     write_json(folder / MANIFEST, manifest)
     return manifest
-
-
-def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
-    hashed = HashedTensors(model.weights, model.family.prefix)
-    for key, block in hashed.blocks():
-        yield model.family.prefix + key, block
-    model.encoder.content = hashed.digest()
 
 
 def _main_dtype(specs: Iterable[Spec]) -> str:
@@ -174,18 +169,25 @@ def _write_task(
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors to one safetensors file."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
     write_shards(folder, {key: specs[key] for key in tensors}, blocks, max_bytes=2**62, stem=Path(name).stem)
 
 
 def _link(path: str | Path, target: str | Path) -> None:
-    """Hard-link a file to another path, or copy it if that is impossible."""
     try:
         os.link(path, target)
     except OSError:
         shutil.copy2(path, target)
+
+
+def link_folder(folder: Path, target: Path, *, without: set[str]) -> None:
+    """Fill `target` with hard links to the files of a folder, or copies, except for files `without` at its root."""
+
+    def left_out(inside: str, names: Iterable[str]) -> set[str]:
+        return without if Path(inside) == folder else set()
+
+    shutil.copytree(folder, target, symlinks=True, ignore=left_out, copy_function=_link, dirs_exist_ok=True)
 
 
 def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -227,12 +229,8 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)
-
-    def rewritten(inside: str, names: Iterable[str]) -> set[str]:
-        return {README, MANIFEST} if Path(inside) == folder else set()
-
     with publish(folder, force=True, unlisted=names_in(folder)) as partial:
-        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_link, dirs_exist_ok=True)
+        link_folder(folder, partial, without={README, MANIFEST})
         write_bytes(partial / README, model_card(manifest).encode())
         manifest["files"] = {**manifest["files"], README: _row(partial / README)}
         write_json(partial / MANIFEST, manifest)

@@ -19,11 +19,10 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.skeleton import Skeleton, quiet
+from orthomerge.models.skeleton import Skeleton, quiet, tower_config
 from orthomerge.models.tensors import FileTensors
 
 _BLANK = "{}"
-_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 _LONGEST = 1 << 20  # tokens: long prompts are refused, not cut
 _TOWER = Family(
     name="clip_text",
@@ -45,12 +44,12 @@ def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str
     for template in templates:
         if template.count(_BLANK) != 1:
             raise RecipeError(f"a template must contain '{_BLANK}' exactly once, for the class name, got {template!r}")
-    tokenizer = _tokenizer(folder)
+    processor: Any = ProcessorSource.of([folder], "text", {"model_type": "clip"}).processor(_LONGEST)
     model, scale = _tower(folder)
     with torch.inference_mode():
         rows = []
         for name in classes:
-            features = _encode(model, tokenizer, [template.replace(_BLANK, name) for template in templates])
+            features = _encode(model, processor.tokenizer, [template.replace(_BLANK, name) for template in templates])
             rows.append(normalize(normalize(features, dim=-1).mean(0), dim=-1))
         weight = torch.stack(rows) * scale.exp()
     # A clone outside inference mode, so that it can be trained and saved.
@@ -59,30 +58,15 @@ def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str
 
 def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
     checkpoint = open_checkpoint(folder)
-    config = checkpoint.config or {}
     names = [name for name in checkpoint if name.startswith(("text_model.", "text_projection."))]
     if not names or "logit_scale" not in checkpoint:
         raise CheckpointError(
             f"{folder} must be a CLIP with a text tower, which makes heads from class names (it lacks "
             f"{'text_model.*' if not names else 'logit_scale'}); give the whole CLIP as base, or the heads' 'layers'"
         )
-    inner = config.get("text_config")
-    shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
     tensors = FileTensors({name: (checkpoint, name) for name in names})
-    skeleton = Skeleton.build(_TOWER, {**(inner if isinstance(inner, dict) else {}), **shared}, dict(tensors.specs))
-    skeleton.fill(tensors)
-    return skeleton.module.float(), checkpoint["logit_scale"].float()
-
-
-def _tokenizer(folder: Path) -> Any:
-    # Without these files transformers may build a tokenizer without any words.
-    if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
-        raise CheckpointError(
-            f"{folder} has no tokenizer, which a zero-shot head needs; copy tokenizer.json, or vocab.json "
-            "and merges.txt, from the original model"
-        )
-    processor: Any = ProcessorSource.of([folder], "text", {"model_type": "clip"}).processor(_LONGEST)
-    return processor.tokenizer
+    tower = Skeleton.of(_TOWER, tower_config(checkpoint.config or {}, "text_config"), tensors)
+    return tower.module.float(), checkpoint["logit_scale"].float()
 
 
 def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,27 +28,21 @@ _Cells = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class RunContents:
-    """Contents of a run folder. `merged`: tables of what was merged. `absent`: recorded outputs that do not exist."""
+    """Contents of a run folder. `merged`: tables of what was merged. `absent`: recorded outputs that do not exist.
+
+    `suite`: empty if none was evaluated. `versions`: of the run, or else of the records.
+    """
 
     name: str
     records: list[Record]
-    comparisons: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    diagnosis: Diagnosis | None = None
-    info: RunInfo = field(default_factory=RunInfo)
-    merged: list[Table] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-
-    @property
-    def suite(self) -> str:
-        """Suite that was evaluated; empty if there was none."""
-        return next((record.suite for record in self.records if record.suite), "")
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the run, or else of the records."""
-        versions = dict(self.info.versions)
-        return versions or {name: version for record in self.records for name, version in record.versions.items()}
+    comparisons: list[Comparison]
+    notes: list[str]
+    diagnosis: Diagnosis | None
+    info: RunInfo
+    merged: list[Table]
+    absent: list[str]
+    suite: str
+    versions: Mapping[str, str]
 
 
 def read_contents(run: Path) -> RunContents:
@@ -62,13 +56,9 @@ def read_contents(run: Path) -> RunContents:
         problem = "holds no accuracy" if records else "is empty"
         raise CheckpointError(f"{path} {problem}: there is nothing to report; evaluate again")
     info = _read(run / INFO, read_info) or RunInfo()
-    folders = [entry for entry in info.manifests if isinstance(entry, str)]
-    absent = [folder for folder in folders if not (run / folder).is_dir()]
-    manifests = [
-        read_manifest(run / entry) if isinstance(entry, str) else entry
-        for entry in info.manifests
-        if entry not in absent
-    ]
+    absent = [entry for entry in info.manifests if isinstance(entry, str) and not (run / entry).is_dir()]
+    present = [entry for entry in info.manifests if entry not in absent]
+    manifests = [read_manifest(run / entry) if isinstance(entry, str) else entry for entry in present]
     try:
         merged = merged_tables(manifests)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -82,6 +72,8 @@ def read_contents(run: Path) -> RunContents:
         info=info,
         merged=merged,
         absent=absent,
+        suite=next((record.suite for record in records if record.suite), ""),
+        versions=info.versions or {name: text for record in records for name, text in record.versions.items()},
     )
 
 
@@ -103,7 +95,6 @@ def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
-    """Yield name, labels, size and hash of the base and each expert."""
     inputs, heads = manifest["inputs"], manifest["heads"]
     parts = {"base": inputs["base"], **{f"expert {task}": expert for task, expert in inputs["experts"].items()}}
     labels = {f"expert {task}": head["labels"] for task, head in heads.items()}
@@ -120,24 +111,14 @@ def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
 
 
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
-    """Return method, options, the inputs that were used, and the hash of the encoder."""
-    used = [
-        _inputs(verb, manifest[section])
-        for section, verb in (("fit", "fitted"), ("alignment", "aligned"))
-        if manifest.get(section)
-    ]
+    sections = {"fitted": manifest.get("fit"), "aligned": manifest.get("alignment")}
+    used = "; ".join(_inputs(verb, facts) for verb, facts in sections.items() if facts)
     method, encoder = manifest["method"], manifest.get("encoder", {})
-    digest = _digest(encoder.get("content", ""))
-    return (
-        Cell(str(method["name"])),
-        Cell(listed(method["parameters"]) or "–"),
-        Cell("; ".join(used) or "no inputs"),
-        digest,
-    )
+    texts = (str(method["name"]), listed(method["parameters"]) or "–", used or "no inputs")
+    return (*map(Cell, texts), _digest(encoder.get("content", "")))
 
 
 def _inputs(verb: str, facts: Mapping[str, Any]) -> str:
-    """Describe the inputs that a fit or an alignment has used."""
     counts = [task["inputs"] for task in facts["tasks"].values()]
     number = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
     aligner = f" by {facts['aligner']}" if "aligner" in facts else ""
@@ -145,7 +126,6 @@ def _inputs(verb: str, facts: Mapping[str, Any]) -> str:
 
 
 def _digest(digest: str) -> Cell:
-    """Make a cell with the first digits of a digest, without the name of the algorithm."""
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.analysis.diagnosis import Bars, Figure, Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import plain
 
@@ -25,7 +25,9 @@ STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.
 UNKNOWN = "#8c959f"  # colour of points without a known class
 _LONGEST = 28
 
+_TICKS = {"color": SOFT, "labelcolor": INK, "labelsize": 7.5, "major.width": 0.7, "major.size": 3.0}
 RC: Mapping[str, Any] = {
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so it is always available
     "font.size": 8.0,
     "axes.titlesize": 8.5,
@@ -34,26 +36,12 @@ RC: Mapping[str, Any] = {
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "axes.linewidth": 0.7,
-    "axes.unicode_minus": True,
     "text.color": INK,
-    "text.usetex": False,
     "text.parse_math": False,  # a label with two dollar signs is no formula
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 3.0,
-    "ytick.major.size": 3.0,
     "legend.fontsize": 7.5,
     "legend.frameon": False,
     "grid.color": RULE,
     "grid.linewidth": 0.7,
-    "figure.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
     "path.simplify": False,
 }
 
@@ -81,13 +69,12 @@ class DrawnFigure:
 
 
 def draw(figure: Figure) -> DrawnFigure:
-    """Draw a figure in all formats."""
     try:
-        import matplotlib as mpl
+        from matplotlib import style
     except ImportError as error:
         raise RecipeError("figures need matplotlib; pip install 'orthomerge[report]'") from error
     settings: Any = {**RC, "svg.hashsalt": figure.key}
-    with warnings.catch_warnings(), mpl.rc_context(settings):
+    with warnings.catch_warnings(), style.context(["default", settings]):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawing = _DRAW[type(figure)](figure)
         svg, png, text_svg = (_saved(drawing, *form) for form in (("svg", "path"), ("png", "path"), ("svg", "none")))
@@ -95,18 +82,16 @@ def draw(figure: Figure) -> DrawnFigure:
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
-    """Save a drawing without metadata such as the date."""
-    import matplotlib as mpl
+    from matplotlib import rcParams
 
     out = io.BytesIO()
+    rcParams["svg.fonttype"] = fonts
     metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.fonttype": fonts}):
-        drawing.savefig(out, format=form, dpi=_DPI, metadata=metadata)
+    drawing.savefig(out, format=form, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
 def _lines(figure: Lines) -> Any:
-    """Draw curves with their bands; many curves differ in colour and stroke."""
     drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
@@ -138,7 +123,6 @@ def _lines(figure: Lines) -> Any:
 
 
 def _bars(figure: Bars) -> Any:
-    """Draw groups of bars with intervals; many bars take the width of a page."""
     count = max(len(figure.series), 1)
     width = COLUMN if len(figure.groups) * count <= 12 else WIDE
     drawing, axes = _framed(width, 2.5 if width == COLUMN else 2.7)
@@ -205,7 +189,6 @@ def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
 
 
 def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
-    """Write numbers in black or white, whichever is easier to read on the cell."""
     for row, column in np.argwhere(~np.ma.getmaskarray(values)):
         value = float(values[row, column])
         red, green, blue, _ = mesh.cmap(mesh.norm(value))
@@ -259,7 +242,6 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _framed(width: float, height: float) -> tuple[Any, Any]:
-    """Make a drawing and its axes, with two spines and a horizontal grid in the background."""
     drawing = _canvas(width, height)
     axes = drawing.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -269,7 +251,6 @@ def _framed(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Add a legend above the drawing, in one or several lines."""
     labels = [shown(name) for name in names]
     room = 16 * drawing.get_figwidth()  # letters; each key takes six
     drawing.legend(
@@ -290,7 +271,6 @@ def shown(label: str, *, most: int = _LONGEST) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Cut a text to at most N letters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 

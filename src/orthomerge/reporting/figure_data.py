@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Points, Series
+from orthomerge.analysis.diagnosis import Bars, Curve, Figure, Heat, Points, Series
 from orthomerge.core.table import Value, csv_text, plain
 from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
 
@@ -24,11 +24,12 @@ _IMAGES = 4_000_000  # letters of all thumbnails together
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+_HREF = f"{_XLINK}href"
 _DRAWN = frozenset(("svg", "g", "path", "use", "defs", "clipPath", "rect", "line", "circle", "text", "tspan", "image"))
 _PLACES = frozenset(("x", "y", "width", "height", "d", "cx", "cy", "r"))
 _LOOKS = frozenset(
     ("fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap", "stroke-linejoin",
-     "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "font-weight", "fill-rule")
+     "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "fill-rule", "transform")
 )  # fmt: skip
 _ROLES: Mapping[str, str] = {INK: "ink", SOFT: "soft", RULE: "rule", PAPER: "paper"}
 _SCALE = 1.9  # largest number of pixels per point
@@ -36,7 +37,6 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def figure_csv(figure: Figure) -> str:
-    """Format a figure as CSV, one number per row; for points, one input per row."""
     rows: list[list[Value]] = []
     if isinstance(figure, Points):
         return _points_csv(figure)
@@ -57,14 +57,11 @@ def figure_csv(figure: Figure) -> str:
 
 
 def _with_band(places: Sequence[Value], values: Sequence[float], item: Series | Curve) -> Iterator[tuple[Value, ...]]:
-    """Zip places, values and the ends of their intervals, or None."""
     none = [None] * len(values)
     return zip(places, values, item.low or none, item.high or none, strict=True)
 
 
 def _points_csv(figure: Points) -> str:
-    """Format points as CSV, with names of classes, and numbers and texts of inputs."""
-
     def names(numbers: Sequence[int]) -> list[str]:
         return [figure.classes[number] if 0 <= number < len(figure.classes) else "" for number in numbers]
 
@@ -138,44 +135,18 @@ def _kept(element: ET.Element, prefix: str) -> ET.Element:
 
 
 def _attributes(element: ET.Element, prefix: str) -> dict[str, str]:
-    attributes: dict[str, str] = {}
-    for name, value in element.attrib.items():
+    """Return the attributes to keep, with those of `style`; references get the prefix of ids."""
+    styles = (part.partition(":") for part in element.get("style", "").split(";"))
+    attributes, classes = dict[str, str](), list[str]()
+    for name, value in {**element.attrib, **{name.strip(): value.strip() for name, _, value in styles}}.items():
         if name == "id" and not element.tag.endswith("}g"):  # groups have ids that nothing refers to
-            attributes["id"] = prefix + value
-        elif name == f"{_XLINK}href" and value.startswith("#"):
-            attributes["href"] = f"#{prefix}{value[1:]}"
-        elif name == f"{_XLINK}href":
-            attributes |= {"href": value} if value.startswith("data:image/png;base64,") else {}
-        elif name == "clip-path":
-            attributes[name] = value.replace("url(#", f"url(#{prefix}")
-        elif name == "style":
-            attributes |= _looks(value)
-        elif name in ("transform", "viewBox") or name in _LOOKS:
-            attributes[name] = value
+            attributes[name] = prefix + value
+        elif name == "clip-path" or (name == _HREF and value.startswith(("#", "data:image/png;base64,"))):
+            attributes[name.removeprefix(_XLINK)] = value.replace("#", f"#{prefix}")
+        elif name in ("fill", "stroke") and value.lower() in _ROLES:
+            classes.append(f"{name}-{_ROLES[value.lower()]}")
         elif name in _PLACES:
             attributes[name] = _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)
-    return _with_roles(attributes)
-
-
-def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
-    classes = []
-    for side in ("fill", "stroke"):
-        if role := _ROLES.get(attributes.get(side, "").lower()):
-            del attributes[side]
-            classes.append(f"{side}-{role}")
-    return {**attributes, "class": " ".join(classes)} if classes else attributes
-
-
-def _looks(style: str) -> dict[str, str]:
-    attributes: dict[str, str] = {}
-    for part in style.split(";"):
-        name, _, value = (text.strip() for text in part.partition(":"))
-        if name == "font":
-            size = re.search(r"([\d.]+)px", value)
-            attributes |= {"font-size": size[1]} if size else {}
-            attributes |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
-        elif name == "font-size":
-            attributes[name] = value.removesuffix("px")
         elif name in _LOOKS:
-            attributes[name] = value
-    return attributes
+            attributes[name] = value.removesuffix("px")
+    return {**attributes, "class": " ".join(classes)} if classes else attributes

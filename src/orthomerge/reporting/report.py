@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from orthomerge.analysis.figures import Figure, Points
+from orthomerge.analysis.diagnosis import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.table import plain
@@ -92,7 +92,6 @@ def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
 
 
 def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
-    """Return each figure as SVG, PNG and CSV, by file name."""
     files = {}
     for drawing in drawn:
         key = f"figures/{drawing.figure.key}"
@@ -103,7 +102,6 @@ def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
 
 
 def _table_files(rows: Sequence[Board], contents: RunContents) -> dict[str, bytes]:
-    """Return each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
         table = board_table(board)
@@ -159,14 +157,11 @@ def _page(
     drawn: Sequence[DrawnFigure],
     files: Mapping[str, bytes],
 ) -> str:
-    """Render the page. `files`: figures and tables in all formats, by name, for downloads."""
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
     points = [drawing.figure for drawing in drawn if isinstance(drawing.figure, Points)]
     context = {
         **vars(contents),
-        "suite": contents.suite,
-        "versions": contents.versions,
         "title": title,
         "version": VERSION,
         "policy": _policy(style, head, script),
@@ -181,7 +176,7 @@ def _page(
         "points": json_block(points_payload(points)) if points else None,
         "files": {name: _data_uri(name, content) for name, content in files.items()},
         "floor": _floor(boards),
-        "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
+        "best": next((row for board in boards for row in board.rows if row.best), None),
     }
     return str(templates().get_template("page.html").render(context))
 
@@ -201,7 +196,7 @@ def _plate(drawn: DrawnFigure, prefix: str) -> dict[str, Any]:
 
 def _floor(boards: Sequence[Board]) -> float:
     """Return the start of the axis of intervals: below all rows but those of a joint label space."""
-    lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
+    lows = [row.low for board in boards for row in board.rows if row.way.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
 
 

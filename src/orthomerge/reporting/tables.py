@@ -1,80 +1,75 @@
 """Accuracy tables of a report, and a summary of the run in one sentence.
 
-There is one table per access class, with one row per method and protocol. A row is a line of `evaluation.tables` with
-the outcome of the run's comparisons.
+There is one table per access class, with one row per method and protocol: a line of `evaluation.tables` with the
+outcome of the run's comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from orthomerge.analysis.figures import Bars, Series
+from orthomerge.analysis.diagnosis import Bars, Series
 from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.tables import COLUMNS, TITLES, Line, LineColumn, accuracy_table, columns_of, lines
+from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.tables import COLUMNS, MARKS, TITLES, Line, LineColumn, accuracy_table, columns_of, lines
 
 REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
-MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 _NAN = float("nan")
 _EXACT = 0.05  # points: smaller differences are not printed
 
 
 @dataclass(frozen=True)
-class Row:
-    """`verdict`: of the comparison with `against`, both empty without one; `reference` for that one.
-
-    `apart`: tasks on which it is `better` or `worse` than the reference (McNemar). `best`: whether its mean is the best
-    of merges that need nothing beyond encoder and heads, on all tasks of the board.
-    """
-
-    line: Line
-    verdict: str = ""
-    against: str = ""
-    apart: Mapping[str, str] = field(default_factory=dict)
-    best: bool = False
-
-    @property
-    def mark(self) -> str:
-        """Verdict as one or two signs: `worse, but comparable` is `↓≈`."""
-        return "".join(sign for word, sign in MARKS.items() if word in self.verdict)
-
-
-@dataclass(frozen=True)
 class Board:
-    """Rows of one table. `key`: the access class."""
+    """Rows of one table. `key`: the access class. `margin`: that of its comparisons, if they share one."""
 
-    key: str
-    title: str
+    key: Access
     tasks: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Line, ...]
     margin: float | None = None
 
     @property
+    def title(self) -> str:
+        return TITLES[self.key]
+
+    @property
     def columns(self) -> list[LineColumn]:
-        return columns_of([row.line for row in self.rows], extra=True)
+        return columns_of(self.rows, extra=True)
 
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
     """Return one table per access class that occurs, inductive first."""
     tasks = tuple(dict.fromkeys(record.task for record in records if record.headline))
-    rows = _rows(lines(records), comparisons)
+    outcomes: dict[tuple[str, Way], dict[str, Any]] = {
+        (item.reference, item.way): {"verdict": "reference"} for item in comparisons
+    }
+    for item in comparisons:
+        apart = {**dict.fromkeys(item.worse, "worse"), **dict.fromkeys(item.better, "better")}
+        outcomes[item.method, item.way] = {"verdict": item.verdict, "against": item.reference, "apart": apart}
+    rows = [replace(line, **outcomes.get((line.method, line.way), {})) for line in lines(records)]
     tables = []
     for access in _ORDER:
         # Accuracies in a joint label space cannot be compared with others, so these rows are last.
-        group = sorted((row for row in rows if row.line.access == access), key=lambda row: row.line.protocol == "joint")
+        group = sorted((row for row in rows if row.way.access == access), key=lambda row: row.way.protocol == "joint")
         if group:
             margins = {item.equivalence.margin for item in comparisons if item.way.access == access}
             margin = margins.pop() if len(margins) == 1 else None
-            tables.append(Board(access, TITLES[access], tasks, _with_best(group), margin))
+            tables.append(Board(access, tasks, _with_best(group), margin))
     return tables
 
 
+def _with_best(rows: Sequence[Line]) -> tuple[Line, ...]:
+    """Mark the best mean of merges that need nothing beyond encoder and heads, on the most tasks; no probes."""
+    merges = [row for row in rows if not row.extra and row.method not in REFERENCES and row.way.protocol != "probe"]
+    best = max(merges, key=lambda row: (len(row.scores), row.mean), default=None)
+    return tuple(replace(row, best=row is best) for row in rows)
+
+
 def legend(board: Board) -> str:
-    """Explain the signs of a table; empty if it has none."""
     if not any(row.verdict for row in board.rows):
         return ""
     points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
@@ -87,17 +82,9 @@ def legend(board: Board) -> str:
 
 
 def board_table(board: Board) -> Table:
-    """Make the table for readers."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
-    return accuracy_table(
-        board.title,
-        [row.line for row in board.rows],
-        board.tasks,
-        best=next((row.line for row in board.rows if row.best), None),
-        marks=[row.mark for row in board.rows] if any(row.verdict for row in board.rows) else None,
-        extra=True,
-        note=" ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part),
-    )
+    note = " ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part)
+    return accuracy_table(board.title, board.rows, board.tasks, extra=True, note=note)
 
 
 def board_csv(board: Board) -> str:
@@ -107,19 +94,17 @@ def board_csv(board: Board) -> str:
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
     rows: list[list[Value]] = []
     for row in board.rows:
-        line, scores = row.line, [row.line.scores.get(task) for task in board.tasks]
-        cells: list[Value] = [line.access, line.method, line.title]
-        cells += [score.value if score else None for score in scores]
-        cells += [line.mean, line.low, line.high, row.verdict, row.against]
-        cells += [column.value(line) for column in COLUMNS]
-        for score in scores:
+        cells: list[Value] = [row.way.access, row.method, row.way.title]
+        cells += [row.values.get(task) for task in board.tasks]
+        cells += [row.mean, row.low, row.high, row.verdict, row.against]
+        cells += [column.value(row) for column in COLUMNS]
+        for score in map(row.scores.get, board.tasks):
             cells += [score.low, score.high, score.examples] if score else [None, None, None]
         rows.append(cells)
     return csv_text(head, rows)
 
 
 def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format comparisons as CSV, in points."""
     head = ["access", "protocol", "method", "against", "verdict", "difference", "low", "high", "p", "p_adjusted"]
     head += ["seeds", "margin", "better_on", "worse_on"]
     rows: list[list[Value]] = [
@@ -134,28 +119,6 @@ def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
     return csv_text(head, rows)
 
 
-def _rows(results: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Row]:
-    compared = {(item.method, item.way): item for item in comparisons}
-    references = {(item.reference, item.way) for item in comparisons}
-    rows = []
-    for line in results:
-        item = compared.get((line.method, line.way))
-        if item is None:
-            rows.append(Row(line, "reference" if (line.method, line.way) in references else ""))
-        else:
-            apart = {**dict.fromkeys(item.worse, "worse"), **dict.fromkeys(item.better, "better")}
-            rows.append(Row(line, item.verdict, item.reference, apart))
-    return rows
-
-
-def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Mark the best row; references, the probe and methods with fewer tasks than others are excluded."""
-    merges = [row for row in rows if not row.line.extra and row.line.method not in REFERENCES]
-    merges = [row for row in merges if row.line.protocol != "probe"]
-    best = max(merges, key=lambda row: (len(row.line.scores), row.line.mean), default=None)
-    return tuple(replace(row, best=row is best) for row in rows)
-
-
 @dataclass(frozen=True)
 class Summary:
     """A sentence, and the lines of `Experts`, `Merged` and `Aligned`, in this order, if they were measured."""
@@ -167,18 +130,17 @@ class Summary:
 
 def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
     """Describe a run in one sentence. `method`: the merge to describe, by default the best aligned one."""
-    lines, tasks = [row.line for board in boards for row in board.rows], boards[0].tasks
-    current = {line.method: line for line in reversed(lines) if line.protocol == "current" and not line.way.aligner}
+    lines, tasks = [row for board in boards for row in board.rows], boards[0].tasks
+    current = {line.method: line for line in reversed(lines) if line.way.protocol == "current" and not line.way.aligner}
     merges = {name: line for name, line in current.items() if name not in REFERENCES}
     expert, aligned = current.get("expert"), _best_aligned([line for line in lines if line.method in merges], method)
-    merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(list(merges.values()))
+    merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(merges.values())
     measured = {"Experts": expert, "Merged": merged, "Aligned": aligned}
     steps = {title: line for title, line in measured.items() if line is not None}
     return Summary(_sentence(expert, merged, aligned, len(tasks)), steps, tasks)
 
 
 def summary_bars(summary: Summary) -> Bars | None:
-    """Make bars of the steps by task; None if there are fewer than two steps."""
     if len(summary.steps) < 2:
         return None
     series = []
@@ -191,17 +153,19 @@ def summary_bars(summary: Summary) -> Bars | None:
     return Bars("accuracy-by-task", "Task by task", caption, summary.tasks, "accuracy, %", tuple(series))
 
 
-def _best(lines: Sequence[Line]) -> Line | None:
-    return max(lines, key=lambda line: line.mean, default=None)
-
-
 def _best_aligned(lines: Sequence[Line], method: str | None) -> Line | None:
     """Return the best merge aligned without labels; transductive ones only if there are no others."""
     aligned = [
-        line for line in lines if line.protocol == "aligned-c" or (line.way.aligner and line.protocol != "joint")
+        line
+        for line in lines
+        if line.way.protocol == "aligned-c" or (line.way.aligner and line.way.protocol != "joint")
     ]
     aligned = [line for line in aligned if line.method == method] or aligned
-    return _best([line for line in aligned if line.access == "inductive"]) or _best(aligned)
+    return _best([line for line in aligned if line.way.access == "inductive"]) or _best(aligned)
+
+
+def _best(lines: Iterable[Line]) -> Line | None:
+    return max(lines, key=lambda line: line.mean, default=None)
 
 
 def _sentence(expert: Line | None, merged: Line | None, aligned: Line | None, tasks: int) -> str:
@@ -220,7 +184,7 @@ def _sentence(expert: Line | None, merged: Line | None, aligned: Line | None, ta
             text += f": {100 * min(share, 1):.0f} % of what merging had lost is recovered"
         if aligned.extra == 0:
             text += ", without a single new parameter"
-        if aligned.access == "transductive":
+        if aligned.way.access == "transductive":
             text += " (aligned on the test inputs themselves)"
         parts.append(f"{text}.")
     return " ".join(parts) or f"Accuracy {over}."

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from orthomerge.core.errors import some
-from orthomerge.core.table import Table, Value, csv_text, markdown_escape
+from orthomerge.core.table import Table, Value, csv_text, markdown_escape, number, span
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.tables import Line, lines
 from orthomerge.runs.variants import Cell, Variant
 
-_CHOSEN = (
-    "Chosen by the mean accuracy on labelled validation inputs, without the test inputs. The best in hindsight is "
-    "chosen by the test accuracy that is shown, which is therefore biased upwards."
-)
-_HINDSIGHT = (
-    "Chosen by the test accuracy that is shown, which is therefore biased upwards: expect less on other inputs. With "
-    "`choose: val` the best is chosen on validation inputs."
+_NOTE = (
+    "A row chosen on val has the best mean accuracy on labelled validation inputs, without the test inputs. A row "
+    "chosen on test is the best in hindsight, by the accuracy that is shown, which is therefore biased upwards."
 )
 
 
@@ -37,12 +33,9 @@ class Failure:
     place: str = ""
 
     @property
-    def cell(self) -> str:
-        return f"{self.name}, {self.way.title} ({self.way.access})"
-
-    @property
     def title(self) -> str:
-        return f"{self.cell} on {self.place}" if self.place else self.cell
+        cell = f"{self.name}, {self.way.title} ({self.way.access})"
+        return f"{cell} on {self.place}" if self.place else cell
 
 
 @dataclass(frozen=True)
@@ -54,16 +47,6 @@ class Row:
     test: Line | None = None
     val: Line | None = None
     failed: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"{self.variant.name}, {self.way.title}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the merge, the protocol and the mean accuracies as plain data."""
-        val, test = (None if line is None else round(line.mean, 3) for line in (self.val, self.test))
-        name, way = self.variant.name, self.way
-        return {"merge": name, "read": way.title, "access": way.access, "val": val, "test": test}
 
     @property
     def budget(self) -> str:
@@ -86,9 +69,14 @@ class Best:
     hindsight: Row
 
     def as_dict(self) -> dict[str, Any]:
-        """Return both rows as plain data."""
-        chosen = None if self.chosen is None else self.chosen.as_dict()
-        return {"budget": self.budget, "chosen": chosen, "hindsight": self.hindsight.as_dict()}
+        """Return merge, protocol and mean accuracies of both rows as plain data."""
+        document: dict[str, Any] = {"budget": self.budget, "chosen": None}
+        for name, row in (("chosen", self.chosen), ("hindsight", self.hindsight)):
+            if row is not None:
+                val, test = (None if line is None else round(line.mean, 3) for line in (row.val, row.test))
+                way = {"read": row.way.title, "access": row.way.access}
+                document[name] = {"merge": row.variant.name, **way, "val": val, "test": test}
+        return document
 
 
 def rows_of(
@@ -122,40 +110,34 @@ def best_of(rows: Iterable[Row]) -> list[Best]:
 
 def failure_lines(failures: Iterable[Failure]) -> list[str]:
     """Format one line per reason, with the cells that failed for it."""
-    groups: dict[str, list[Failure]] = {}
+    groups: dict[str, list[str]] = {}
     for failure in failures:
-        groups.setdefault(" ".join(failure.message.split()), []).append(failure)
-    reasons = []
-    for message, group in groups.items():
-        places = ", ".join(dict.fromkeys(failure.place for failure in group if failure.place))
-        cells = some(dict.fromkeys(failure.cell for failure in group))
-        reasons.append(f"{cells}{f' on {places}' if places else ''}: {message}")
-    return reasons
+        groups.setdefault(" ".join(failure.message.split()), []).append(failure.title)
+    return [f"{some(titles)}: {message}" for message, titles in groups.items()]
 
 
-def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -> str:
-    """Format every row as CSV; the column `best` names the split on which a row is the best."""
-    chosen, hindsight = [item.chosen for item in best], [item.hindsight for item in best]
-    columns = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds")
+def sweep_csv(rows: Sequence[Row], tasks: Sequence[str]) -> str:
+    """Format every row as CSV."""
+    columns = ("budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds")
     cells = list[tuple[Value, ...]]()
     for row in rows:
         line, way = row.test, row.way
-        val = None if row.val is None else row.val.mean
-        test: list[float | None] = [None] * (4 + len(tasks))
-        if line is not None:
-            test = [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
+        numbers: list[float | None] = [None if row.val is None else row.val.mean]
+        if line is None:
+            numbers += [None] * (4 + len(tasks))
+        else:
+            numbers += [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
         cells.append(
             (
-                " and ".join(name for name, picks in (("val", chosen), ("hindsight", hindsight)) if row in picks),
                 row.budget,
                 row.variant.method,
-                row.variant.parameters.get("scale", ""),
+                row.variant.parameters.get("scale"),
                 row.variant.name,
                 way.title,
                 way.access,
-                "" if way.support is None else "all" if way.shots is None else way.shots,
-                "" if line is None else line.seeds,
-                *("" if value is None else f"{value:.3f}" for value in (val, *test)),
+                None if way.support is None else way.shots or "all",
+                None if line is None else line.seeds,
+                *(None if value is None else f"{value:.3f}" for value in numbers),
                 row.failed,
             )
         )
@@ -166,7 +148,7 @@ def sweep_markdown(
     rows: Sequence[Row], best: Sequence[Best], failures: Sequence[Failure], references: Mapping[str, float]
 ) -> str:
     """Format the best per budget, all rows and the failures as Markdown."""
-    columns = ("budget", "merge", "protocol", "", "val", "test", "sd", "seeds")
+    columns = ("budget", "merge", "protocol", "", "val", "test", "95 %", "sd", "seeds")
     tables = (best_table(best, references), Table.of("All cells", columns, map(_cells, rows), left=4))
     parts = [table.markdown() for table in tables]
     if failures:
@@ -175,43 +157,32 @@ def sweep_markdown(
 
 
 def best_table(best: Sequence[Best], references: Mapping[str, float]) -> Table:
-    """Make the table of the best row per budget. `references`: mean accuracies of base and experts, for the note."""
+    """Make the table of the best rows per budget. `references`: mean accuracies of base and experts, for the note."""
+    columns = ("budget", "merge", "protocol", "chosen on", "val", "test", "95 %")
+    cells = [
+        (item.budget, row.variant.name, row.way.title, split, *_numbers(row))
+        for item in best
+        for split, row in (("val", item.chosen), ("test", item.hindsight))
+        if row is not None
+    ]
     scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
     comparison = f" For comparison, mean test accuracy with the original heads: {scores}." if scores else ""
-    if not any(item.chosen for item in best):
-        rows = [(item.budget, *_names(item.hindsight), *_test(item.hindsight)) for item in best]
-        names = ("budget", "merge", "protocol", "test", "95 %")
-        title, note = "Best in hindsight for each budget of inputs", _HINDSIGHT if best else "No cell was scored."
-        return Table.of(title, names, rows, left=3, wrap=names[:3], note=note + comparison)
-    cells = list[tuple[str, ...]]()
-    for item in best:
-        hindsight = "the same" if item.chosen is item.hindsight else item.hindsight.title
-        chosen = ("none was scored on val", "") if item.chosen is None else _names(item.chosen)
-        numbers = ("", "", "") if item.chosen is None else (_mean(item.chosen.val), *_test(item.chosen))
-        cells.append((item.budget, *chosen, hindsight, *numbers, _mean(item.hindsight.test)))
-    columns = ("budget", "merge", "protocol", "best in hindsight", "val", "test", "95 %", "hindsight")
-    title = "Best for each budget of inputs, chosen on validation"
-    return Table.of(title, columns, cells, left=4, wrap=columns[:4], note=_CHOSEN + comparison)
+    note = (_NOTE if best else "No cell was scored.") + comparison
+    return Table.of("Best for each budget of inputs", columns, cells, left=4, wrap=columns[:3], note=note)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[Any, ...]:
+    names = (row.budget, row.variant.name, row.way.title)
     if row.failed or row.test is None:
-        return (row.budget, *_names(row), "failed" if row.failed else "", "", "", "", "")
-    spread = "" if row.test.spread is None else f"{row.test.spread:.1f}"
-    return (row.budget, *_names(row), "", _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
+        return (*names, "failed" if row.failed else "", *[""] * 5)
+    return (*names, "", *_numbers(row), number(row.test.spread), row.test.seeds)
 
 
-def _names(row: Row) -> tuple[str, str]:
-    return row.variant.name, row.way.title
-
-
-def _test(row: Row) -> tuple[str, str]:
-    return _mean(row.test), "" if row.test is None else f"{row.test.low:.1f}-{row.test.high:.1f}"
+def _numbers(row: Row) -> tuple[Any, ...]:
+    """Return the accuracies on val and test, and the interval on test."""
+    val, test = (None if line is None else line.mean for line in (row.val, row.test))
+    return number(val), number(test), "" if row.test is None else span(row.test.low, row.test.high)
 
 
 def _value(line: Line | None) -> float:
     return -1.0 if line is None else line.mean
-
-
-def _mean(line: Line | None) -> str:
-    return "" if line is None else f"{line.mean:.1f}"

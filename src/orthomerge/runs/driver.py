@@ -33,7 +33,7 @@ _MOST_BREAKS = 3
 
 @dataclass(frozen=True)
 class Artifact:
-    """A result to make: `make(place, work, **arguments)` fills the folder `place` and reads the results `needs`.
+    """A result to make: `make(place, work, *needs, **options)` fills the folder `place`; `needs`: keys of results.
 
     `model`: where its model is put, None if it makes none. `files`: its other files go to the run folder.
     """
@@ -42,7 +42,7 @@ class Artifact:
     name: str
     make: Callable[..., None]
     needs: tuple[str, ...] = ()
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None
     files: bool = False
 
@@ -132,7 +132,10 @@ def _make(
 
 def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
     """Make one artifact in a worker; our own errors are returned, because executors wrap what is raised."""
-    fill = partial(artifact.make, work=work, **artifact.arguments)
+
+    def fill(place: Path) -> None:
+        artifact.make(place, work, *artifact.needs, **artifact.options)
+
     try:
         with fixed_threads(work.thread_count):  # the last digits of sums depend on it
             work.store.make(artifact.key, artifact.name, fill, progress=work.progress)

@@ -16,7 +16,6 @@ from orthomerge.files.publish import check_room, check_target
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
-from orthomerge.merging.stream import MEMORY
 from orthomerge.models.experts import Experts
 from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.writing import write_model
@@ -25,46 +24,16 @@ from orthomerge.runs.sections import Align, protocols_of
 
 if TYPE_CHECKING:
     from orthomerge.models.model import Model
-    from orthomerge.models.sources import Parts
 
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Problems and costs of a recipe. `bytes`: read, written and held in memory; empty if nothing could be opened."""
+    """Problems of a recipe, and a document with them and what the merge would read and write."""
 
-    recipe: Recipe
-    experts: Experts
     problems: list[Problem]
-    bytes: Mapping[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
-        document: dict[str, Any] = {
-            "ok": not self.problems,
-            "problems": [
-                {name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in self.problems
-            ],
-            "notes": list(self.experts.notes),
-        }
-        parts = self.experts.partial
-        if parts is None:
-            return document
-        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
-        document |= {
-            "family": parts.family.name,
-            "method": self.recipe.method,
-            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
-            "left_out": {"base": parts.base_split.left_out, **left_out},
-            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
-            "bytes": dict(self.bytes),
-        }
-        for name in ("fit", "align"):
-            section = getattr(self.recipe, name)
-            if section is not None:
-                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
-        return document
+    document: dict[str, Any]
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -73,31 +42,30 @@ def plan(recipe: Recipe) -> Plan:
         recipe = recipe.with_scale(1.0)  # the plan is the same for any number
     experts = Experts(recipe.opening)
     problems, parts = recipe_problems(recipe, experts), experts.partial
-    if parts is None:
-        return Plan(recipe, experts, problems, {})
-    opened = [parts.base, *(source.checkpoint for source in parts.sources.values())]
-    dtype = DTYPE_NAMES.get(recipe.dtype)
-    sizes = {
-        "read": sum(file.size for checkpoint in opened for file in checkpoint.files),
-        "write": sum(spec.cast(dtype).nbytes for spec in (*parts.merged.values(), *parts.copied.values())),
-        "memory": 0 if any(problem.where == "method" for problem in problems) else _peak_memory(recipe, parts),
-    }
-    if recipe.out is not None:
-        with _noted(problems, "out"):
-            check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
-            check_room(Path(recipe.out).expanduser().absolute().parent, sizes["write"])
-    return Plan(recipe, experts, problems, sizes)
-
-
-def _peak_memory(recipe: Recipe, parts: Parts) -> int:
-    """Estimate the bytes of blocks that are in memory at once, without the interpreter and torch."""
-    method = make_method(recipe.method, recipe.parameters, tasks=_names(recipe, recipe.merge), seed=recipe.seed)
-    if getattr(method, "scope", "element") != "matrix":
-        return MEMORY
-    largest = max((spec.numel for spec in parts.merged.values() if len(spec.shape) == 2), default=0)
-    # A matrix method works in float64 beside the block itself.
-    count = len(parts.sources)
-    return max(MEMORY, largest * (4 * (count + 4) + 8 * (count + 3)))
+    document: dict[str, Any] = {"notes": list(experts.notes)}
+    if parts is not None:
+        opened = [parts.base, *(source.checkpoint for source in parts.sources.values())]
+        dtype = DTYPE_NAMES.get(recipe.dtype)
+        size = sum(spec.cast(dtype).nbytes for spec in (*parts.merged.values(), *parts.copied.values()))
+        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
+        document |= {
+            "family": parts.family.name,
+            "method": recipe.method,
+            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
+            "left_out": {"base": parts.base_split.left_out, **left_out},
+            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
+            "bytes": {"read": sum(file.size for checkpoint in opened for file in checkpoint.files), "write": size},
+        }
+        for name in ("fit", "align"):
+            section = getattr(recipe, name)
+            if section is not None:
+                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
+        if recipe.out is not None:
+            with _noted(problems, "out"):
+                check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
+                check_room(Path(recipe.out).expanduser().absolute().parent, size)
+    listed = [{name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in problems]
+    return Plan(problems, {"ok": not problems, "problems": listed, **document})
 
 
 def check_recipe(recipe: Recipe, *, merges: Sequence[Merge] | None = None) -> Experts:
@@ -177,18 +145,8 @@ def _noted(problems: list[Problem], where: str) -> Iterator[None]:
         problems.append(Problem.of(where, error))
 
 
-@dataclass(frozen=True)
-class Written:
-    """A model folder and its manifest."""
-
-    out: Path
-    manifest: dict[str, Any]
-
-
-def write(
-    recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress = SILENT
-) -> Written:
-    """Write the model folder of a recipe, whole or not at all."""
+def write(recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress = SILENT) -> Path:
+    """Write the model folder of a recipe, whole or not at all, and return its path."""
     path = out or recipe.out
     if path is None:
         raise RecipeError("the recipe has no output folder; give 'out' in the recipe, or --out")
@@ -200,9 +158,9 @@ def write(
     model = merge(experts, recipe.merge, state=state, progress=progress)
     if recipe.align is not None:
         model = align(model, experts, recipe.align, seed=recipe.seed, progress=progress)
-    manifest = write_weights(model, target, recipe, force=force, progress=progress)
+    write_weights(model, target, recipe, force=force, progress=progress)
     clear_state(state)
-    return Written(target, manifest)
+    return target
 
 
 def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress: Progress = SILENT) -> Model:
@@ -224,12 +182,10 @@ def align(model: Model, experts: Experts, section: Align, *, seed: int, progress
     return alignment.align(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
 
-def write_weights(
-    model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress
-) -> dict[str, Any]:
-    """Write a model of a recipe and return its manifest."""
+def write_weights(model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress) -> None:
+    """Write a model of a recipe."""
     size, inputs = recipe.max_shard_size, input_paths(recipe)
-    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
+    write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 
 
 def input_paths(recipe: Recipe) -> list[Path]:
@@ -240,9 +196,9 @@ def input_paths(recipe: Recipe) -> list[Path]:
 
 def existing(paths: Iterable[str | Path | None]) -> list[Path]:
     """Return the paths that exist; others are names on the Hub, or are refused when they are opened."""
-    existing_paths = []
+    found = []
     for path in paths:
         with suppress(OSError, RuntimeError, ValueError):
             if path is not None and Path(path).expanduser().exists():
-                existing_paths.append(Path(path).expanduser())
-    return existing_paths
+                found.append(Path(path).expanduser())
+    return found

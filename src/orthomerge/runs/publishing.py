@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.replacing import remove_file, replace_file
 from orthomerge.models.manifest import README, local_places, read_local, read_manifest
-from orthomerge.models.writing import plain, rewrite_card
+from orthomerge.models.writing import link_folder, plain, rewrite_card
 
 _PREDICTIONS = "predictions/"
 
@@ -28,16 +26,8 @@ def place_model(content: Path, target: Path, *, force: bool, inputs: Iterable[Pa
     if is_same_model(content, target):
         return
     with publish(target, force=force, inputs=inputs) as folder:
-        for name in names_in(content):
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if name == LOCAL:
-                write_json(place, local_places(read_local(content), target))
-                continue
-            try:
-                os.link(content / name, place, follow_symlinks=False)
-            except OSError:  # another disk
-                shutil.copy2(content / name, place, follow_symlinks=False)
+        link_folder(content, folder, without={LOCAL})
+        write_json(folder / LOCAL, local_places(read_local(content), target))
 
 
 def is_same_model(content: Path, target: Path) -> bool:

@@ -122,12 +122,11 @@ class Recipe:
         return bool(self.parameters.get("scale") == "auto")
 
     def with_scale(self, scale: float) -> Recipe:
-        """Return the recipe with a number in place of `scale: auto`."""
         return replace(self, parameters={**self.parameters, "scale": scale})
 
     def absolute(self) -> Recipe:
         """Return the recipe with absolute paths, for processes with other working directories."""
-        if not all(isinstance(source, str) for source in self.data):
+        if not all(type(source) is str for source in self.data):  # a source with named columns is a subclass
             raise RecipeError("data in memory cannot be given to other processes; name files, or leave out 'on'")
         return build(Recipe, _anchored(asdict(self), Path.cwd()), where="the recipe")
 
@@ -135,7 +134,7 @@ class Recipe:
         """Format as JSON, which is YAML, without options at their defaults and without data in memory."""
         defaults = Recipe(experts={"task": "path"})
         options = {name: value for name, value in vars(self).items() if value != getattr(defaults, name)}
-        return json.dumps({"experts": self.experts, **options}, default=_plain, indent=2, ensure_ascii=False)
+        return json.dumps(options, default=_plain, indent=2, ensure_ascii=False)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -144,17 +143,10 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
-    """Read a recipe file, ours or mergekit's, as plain data; relative paths are joined to its folder."""
-    document = dict(load_yaml(path))
-    if "merge_method" in document:
-        from orthomerge.runs.mergekit import translate
+    """Read a recipe file, ours or mergekit's, as plain data; relative paths are joined to its folder.
 
-        document = translate(document, where=str(path))
-    return _anchored(document, path.parent)
-
-
-def load_yaml(path: Path) -> Mapping[str, Any]:
-    """Read a mapping from a YAML file: safe tags only, no duplicate keys, no aliases, bounded size and depth."""
+    Of YAML only safe tags are allowed, no duplicate keys, no aliases, and a bounded size and depth.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -174,7 +166,11 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
         ) from error
     if not isinstance(document, dict):
         raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
-    return document
+    if "merge_method" in document:
+        from orthomerge.runs.mergekit import translate
+
+        document = translate(document, where=str(path))
+    return _anchored(document, path.parent)
 
 
 def parse_value(text: str) -> Any:
@@ -243,30 +239,16 @@ def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _anchor(reference: Any, folder: Path, is_id: Callable[[str], bool]) -> Any:
     """Join a relative path to `folder`; a possible id of the Hub is kept unless that path exists."""
-    from orthomerge.data.reading import ColumnSource
-
     if not isinstance(reference, str) or reference.startswith("~"):
         return reference
     path = folder / reference
     if is_id(reference) and not os.path.lexists(path):
         return reference
-    place = str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
-    return ColumnSource(place, reference.text, reference.label) if isinstance(reference, ColumnSource) else place
+    return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
 
 
 def _plain(value: Any) -> Any:
     """Convert a section or an expert to a mapping, and an object in memory to the name of its type."""
     if type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
-        parts = {name: part for name, part in vars(value).items() if part is not None}
-        if isinstance(value, Fit | Align | Evaluate):
-            parts["data"] = {task: _source_text(source) for task, source in value.data.items()}
-        return parts
+        return {name: part for name, part in vars(value).items() if part is not None}
     return dict(value) if isinstance(value, Mapping) else f"a {type(value).__name__} in memory"
-
-
-def _source_text(source: Any) -> Any:
-    """Add the columns of a source to its path, since a recipe file has no key for them."""
-    from orthomerge.data.reading import ColumnSource
-
-    named = isinstance(source, ColumnSource)
-    return f"{source} (columns {source.text!r} and {source.label!r})" if named else source

@@ -1,15 +1,8 @@
 """Carry out a recipe with all its sections in one run folder.
 
-RUN/models/...             the models; the last one is at the recipe's `out` if it has one
-RUN/records.jsonl, ...     records, predictions, comparisons, notes, tables
-RUN/diagnosis.json         what the merge lost, and why
-RUN/run.json               command, recipe, seconds, memory, machine, versions (`RunInfo`)
-RUN/report.html, report_files/
-RUN/sweep.md, sweep.csv, validation.jsonl, merges/      of a recipe with a sweep
-RUN/.store/                every result by content (`store.py`)
-
-Results whose inputs have not changed are reused from the store, so a run that was killed or failed continues when it is
-repeated. Results that the recipe no longer asks for are removed at the end.
+The folder holds the files of every result, `run.json` (command, recipe, seconds, memory, machine, versions) and the
+store of results by content (`store.py`). Results whose inputs have not changed are reused, so a run that was killed or
+failed continues when it is repeated. Results that the recipe no longer asks for are removed at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +25,6 @@ from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.folders import RUN, claim, drop
 from orthomerge.files.publish import check_target
-from orthomerge.models.experts import Experts
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.writing import versions
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, Engine, On, drive, engine_of
@@ -58,13 +50,11 @@ class Ran:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as plain data."""
-        document: dict[str, Any] = {
-            "run": str(self.folder),
-            "report": None if self.page is None else str(self.page),
-            "stages": {
-                name: {"state": state, "seconds": round(self.seconds[name], 3)} for name, state in self.stages.items()
-            },
+        stages = {
+            name: {"state": state, "seconds": round(self.seconds[name], 3)} for name, state in self.stages.items()
         }
+        page = None if self.page is None else str(self.page)
+        document: dict[str, Any] = {"run": str(self.folder), "report": page, "stages": stages}
         if self.out is not None:
             document |= {"out": str(self.out), "evaluation": read_manifest(self.out).get("evaluation")}
         return document if self.swept is None else document | self.swept.as_dict()
@@ -95,25 +85,18 @@ def run(
         raise RecipeError("a recipe made in Python needs a run folder: run(recipe, out=...)")
     folder = Path(out).expanduser()
     with nullcontext() if recipe.sweep is None else fixed_threads():
-        experts = _checked(recipe)
+        if recipe.searches_scale and recipe.sweep is None:
+            raise RecipeError(
+                "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that "
+                "it chooses, or use a fitted method"
+            )
+        experts = check_recipe(recipe) if recipe.sweep is None else check_sweep(recipe)[1]
         _check_folder(folder, force=force)
         text = text or recipe.text()
         if on not in (None, "serial"):
             recipe, folder = recipe.absolute(), folder.absolute()
         work = Work(recipe, text, folder, torch.get_num_threads(), watch or Watch(), experts)
         return _Run(work, command, force).go(engine)
-
-
-def _checked(recipe: Recipe) -> Experts:
-    """Check names, numbers and headers of a recipe, and return its opened experts."""
-    if recipe.sweep is not None:
-        return check_sweep(recipe)[1]
-    if recipe.searches_scale:
-        raise RecipeError(
-            "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that it "
-            "chooses, or use a fitted method"
-        )
-    return check_recipe(recipe)
 
 
 def _check_folder(run: Path, *, force: bool) -> None:
@@ -166,17 +149,18 @@ class _Run:
         except OSError as error:
             raise OutputError(f"the run in {folder} cannot continue: {error}") from error
         self._remove_others(artifacts)
+        ordered = {artifact.name: self.done[artifact.name] for artifact in artifacts}
         return Ran(
             folder=folder,
             out=model_places(work)[-1] if recipe.sweep is None else None,
-            stages={artifact.name: "found" if self.done[artifact.name].found else "done" for artifact in artifacts},
-            seconds={artifact.name: self.done[artifact.name].entry.seconds for artifact in artifacts},
-            page=folder / PAGE if "report" in self.done and (folder / PAGE).is_file() else None,
+            stages={name: "found" if done.found else "done" for name, done in ordered.items()},
+            seconds={name: done.entry.seconds for name, done in ordered.items()},
+            page=folder / PAGE if "report" in ordered and (folder / PAGE).is_file() else None,
             swept=None if recipe.sweep is None else self._swept(),
         )
 
     def _scores(self) -> list[Done]:
-        return [done for done in self.done.values() if "variant" in done.artifact.arguments]
+        return [done for done in self.done.values() if "variant" in done.artifact.options]
 
     def _swept(self) -> Swept:
         """Return the outcome of the sweep; results with failures are removed, so that the next run makes them again."""
@@ -184,7 +168,7 @@ class _Run:
         swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
         failed = {failure.name for failure in swept.failures}
         for done in scores:
-            if done.artifact.arguments["variant"].name in failed:
+            if done.artifact.options["variant"].name in failed:
                 self.work.store.remove(done.entry)
         return replace(swept, done=sum(not done.found for done in scores), found=sum(done.found for done in scores))
 
@@ -202,20 +186,21 @@ class _Run:
         if artifact.files:
             place_files(content, self.work.run)
         if artifact.name == "evaluate":
-            title = self.work.model(artifact.arguments["models"][-1]).title
+            title = self.work.model(artifact.needs[-1]).title
             place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
 
     def _write_info(self) -> None:
         """Write run.json, unless recipe, seconds and manifests are unchanged."""
         path, entries = self.work.run / INFO, [done.entry for done in self.done.values()]
-        seconds = {entry.name: round(entry.seconds, 3) for entry in entries}
         manifests: tuple[str | dict[str, Any], ...]
-        if scores := [done.entry for done in self._scores()]:
+        if self.work.recipe.sweep is None:
+            seconds = {entry.name: round(entry.seconds, 3) for entry in entries}
+            manifests = tuple(os.path.relpath(place, self.work.run) for place in model_places(self.work))
+        else:
+            scores = [done.entry for done in self._scores()]
             seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
             results = results_of(self.work, [entry.key for entry in scores])
             manifests = tuple(result.facts for result in results if result.facts)
-        else:
-            manifests = tuple(os.path.relpath(place, self.work.run) for place in model_places(self.work))
         with suppress(OrthomergeError):  # missing or damaged
             before = read_info(path)
             if (before.recipe, before.seconds, before.manifests) == (self.work.text, seconds, manifests):

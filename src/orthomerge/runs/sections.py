@@ -79,10 +79,8 @@ class Scoring:
 
     def __post_init__(self) -> None:
         if self.aligner is not None and self.protocol != "current":
-            raise RecipeError(
-                f"an item of 'protocols' has a 'protocol' or an 'aligner', got {self.protocol!r} and {self.aligner!r}; "
-                "write them as two items of the list"
-            )
+            both = f"{self.protocol!r} and {self.aligner!r}; write them as two items of the list"
+            raise RecipeError(f"an item of 'protocols' has a 'protocol' or an 'aligner', got {both}")
         if () in (self.aligner, self.shots, self.access):
             raise RecipeError("'aligner', 'shots' and 'access' must not be empty lists; leave out what is not needed")
         at_least_one(seeds=self.seeds)
@@ -208,9 +206,4 @@ class Sweep:
                 raise RecipeError(f"'scales' must be finite numbers, got {scale}")
         if not self.aligners:
             raise RecipeError("'aligners' is empty: name at least one, or `none` for the original heads")
-        for name in ("methods", "scales", "aligners", "shots", "access"):
-            items = listed(getattr(self, name))
-            twice = next((item for place, item in enumerate(items) if item in items[:place]), None)
-            if twice is not None:
-                raise RecipeError(f"{name!r} has {twice!r} twice; name each once")
         Scoring(shots=self.shots, seeds=self.seeds, access=self.access)  # checks that both share

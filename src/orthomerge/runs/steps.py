@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from orthomerge.evaluation.evaluate import Subject, score
+from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.scale import scale_curve
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.runs.driver import Artifact
@@ -24,20 +27,18 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     recipe, places = work.recipe, model_places(work)
     merged = merge_key(recipe, recipe.merge, work.experts)
     models = [merged]
-    yield Artifact(merged, "merge", make_merge, arguments={"key": merged}, model=places[0])
+    yield Artifact(merged, "merge", make_merge, options={"key": merged}, model=places[0])
     if recipe.align is not None:
         models.append(key_of("align", merged, section_content(recipe.align), recipe.seed))
-        arguments = {"merged": merged, "section": recipe.align}
-        yield Artifact(models[-1], "align", make_aligned, (merged,), arguments, model=places[1])
+        yield Artifact(models[-1], "align", make_aligned, (merged,), {"section": recipe.align}, model=places[1])
     if recipe.evaluate is None:
         return
     records = key_of("records", models, section_content(recipe.evaluate))
-    yield Artifact(records, "evaluate", make_records, tuple(models), {"models": models}, files=True)
+    yield Artifact(records, "evaluate", make_records, tuple(models), files=True)
     needs = [*models, records]
     if recipe.diagnose is not False:
         needs.append(key_of("diagnosis", records, asdict(recipe.diagnosis), recipe.seed))
-        arguments = {"merged": merged, "records": records, "where": str(places[0])}
-        yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), arguments, files=True)
+        yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), {"where": str(places[0])}, files=True)
     yield from page_artifact(work, needs)
 
 
@@ -63,17 +64,15 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
     clear_state(state)
 
 
-def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> None:
+def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> None:
     """Align the heads of the merge."""
     recipe = work.recipe
     model = align(work.model(merged), work.experts, section, seed=recipe.seed, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
 
 
-def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
+def make_records(place: Path, work: Work, *models: str) -> None:
     """Score models, base and experts; protocols that need the expert score only base and merge."""
-    from orthomerge.evaluation.evaluate import Subject, score
-
     section, encoded, experts = work.section, work.encoded, work.experts
     subjects = []
     if section.references and experts.has_base:
@@ -89,13 +88,11 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     score(subjects, protocols, encoded, against=section.against, margin=section.margin / 100).write(place)
 
 
-def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where: str) -> None:
+def make_diagnosis(place: Path, work: Work, merged: str, records: str, *, where: str) -> None:
     """Diagnose the merge. `where`: its folder, for the commands that the verdict suggests."""
     from orthomerge.analysis.commands import suggested_commands
     from orthomerge.analysis.diagnose import diagnose
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-    from orthomerge.evaluation.records import read_records
-    from orthomerge.evaluation.scale import scale_curve
 
     seed, data, encoded, search = work.recipe.seed, work.section.data, work.encoded, None
     if work.recipe.diagnosis.scales:
@@ -116,7 +113,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     write_diagnosis(place / FILE, diagnosis)
 
 
-def make_page(place: Path, work: Work) -> None:
+def make_page(place: Path, work: Work, *_: str) -> None:
     """Write the page of the run folder, if anything was scored."""
     from orthomerge.reporting.report import report
 

@@ -79,8 +79,7 @@ class Store:
     def make(self, key: str, name: str, fill: Callable[[Path], object], *, progress: Progress = SILENT) -> Entry:
         """Return the entry of a key; if there is none, `fill` writes its content into an empty folder."""
         with self._lease(key, progress):
-            entry = self.get(key)
-            if entry is not None:
+            if (entry := self.get(key)) is not None:
                 return entry
             started = time.perf_counter()
             with publish(self.root / key, force=True, marker=ENTRY, unlisted=()) as folder:
@@ -98,9 +97,9 @@ class Store:
                 yield entry
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry, unless another command is making it or its folder has other files."""
+        """Remove an entry, unless its folder has other files."""
         self._verified.pop(entry.key, None)
-        with suppress(Timeout), self._lease(entry.key, None):
+        with self._lease(entry.key, SILENT):
             place = self.root / entry.key
             if self._read(entry.key) == entry and {*names_in(place)} <= {*entry.files, ENTRY}:
                 remove_folder(place, proof=ENTRY)
@@ -119,25 +118,23 @@ class Store:
         return entry if sealed and (entry.key, entry.format) == (key, _FORMAT) else None
 
     @contextmanager
-    def _lease(self, key: str, progress: Progress | None) -> Iterator[None]:
-        """Hold the lease of an entry; without `progress`, do not wait for another command."""
+    def _lease(self, key: str, progress: Progress) -> Iterator[None]:
+        """Hold the lease of an entry, after waiting for another command that holds it."""
         path = self.root / f".{key}.lease"
         lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
         if self.root.is_symlink():
             raise OutputError(f"{self.root} is a link, and nothing is written through links; move it away")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            with suppress(Timeout):
+            try:
                 lease.acquire(timeout=0)
-            if not lease.is_locked and progress is not None:
+            except Timeout:
                 progress.stage(f"waiting for another command ({path})", None)
                 lease.acquire()
         except LeaseSettingsMismatch as error:
             raise OutputError(f"{path} is not a lease of this version of orthomerge; move it away") from error
         except OSError as error:
             raise OutputError(f"cannot write to {self.root}: {error.strerror or error}; give another folder") from error
-        if not lease.is_locked:
-            raise Timeout(str(path))
         try:
             yield
         finally:

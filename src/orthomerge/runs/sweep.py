@@ -75,17 +75,16 @@ class Swept:
 def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     """Yield every artifact of a recipe with a sweep, in order."""
     recipe, (sweep, section) = work.recipe, sweep_of(work.recipe)
-    splits, scores = splits_of(sweep, section), list[str]()
+    splits, scores = splits_of(sweep, section.support, work.encoded.tasks), list[str]()
     for name, variant in _models(recipe).items():
         keep = sweep.keep and name not in REFERENCES
-        merged = merge_key(recipe, recipe.merge if name in REFERENCES else variant.merge(recipe), work.experts)
+        merged = merge_key(recipe, variant.merge(recipe), work.experts)
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
         scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
-        arguments = {"variant": variant, "splits": splits, "keep": keep}
-        model = work.run / MERGES / name if keep else None
-        yield Artifact(scores[-1], name, make_scores, arguments=arguments, model=model)
+        options = {"variant": variant, "splits": splits, "keep": keep}
+        yield Artifact(scores[-1], name, make_scores, (), options, work.run / MERGES / name if keep else None)
     tables = key_of("sweep", scores, section.against, section.margin, work.title)
-    yield Artifact(tables, "sweep", make_tables, tuple(scores), {"scores": tuple(scores)}, files=True)
+    yield Artifact(tables, "sweep", make_tables, tuple(scores), files=True)
     yield from page_artifact(work, [tables])
 
 
@@ -107,8 +106,8 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
 def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
     """Describe the work to do; refuse models to keep that do not fit on the disk."""
     missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
-    models = [artifact for artifact in missing if "variant" in artifact.arguments]
-    kept = sum(artifact.arguments["keep"] for artifact in models)
+    models = [artifact for artifact in missing if artifact.make is make_scores]
+    kept = sum(artifact.model is not None for artifact in models)
     dtype = DTYPE_NAMES.get(work.recipe.dtype)
     size = kept * sum(spec.cast(dtype).nbytes for spec in work.experts.specs.values())
     check_room(work.run, size)
@@ -130,13 +129,8 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
     failures = [failure for result in results for failure in result.failures]
     rows = rows_of(cells, records, validation, failures)
     failed = {(failure.name, failure.way) for failure in failures}
-    references = {
-        line.method: line.mean
-        for line in lines(records)
-        if line.method in REFERENCES
-        and (line.protocol, line.way.aligner) == ("current", None)
-        and (line.method, line.way) not in failed
-    }
+    current = [line for line in lines(records) if line.way.title == "current" and (line.method, line.way) not in failed]
+    references = {line.method: line.mean for line in current if line.method in REFERENCES}
     return Swept(len(cells), rows, best_of(rows), failures, references)
 
 
@@ -218,7 +212,7 @@ def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[st
     return {"test": encoded, "val": replace(encoded, tasks=val)}
 
 
-def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
+def make_tables(place: Path, work: Work, *scores: str) -> None:
     """Write records, comparisons, notes and tables of all scores, without rows that failed on any task."""
     section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)
@@ -229,18 +223,12 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
         predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in scored}
         records += scored
     against = section.against if any(record.method == section.against for record in records) else None
-    comparisons = compare_records(
-        records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
-    )
-    needs_experts = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
-    encoded = work.encoded if section.references or needs_experts else replace(work.encoded, teachers={})
-    where = "sweep.md has the best on validation" if any(item.chosen for item in swept.best) else "see sweep.md"
+    comparisons = compare_records(records, predictions, against=against, margin=section.margin / 100)
     count = f"{len(swept.rows)} rows were scored on the same test inputs"
-    notes = [*contamination_notes(encoded), f"{count}, so the best row is the best in hindsight; {where}"]
+    notes = [*contamination_notes(work.encoded), f"{count}, so the best row is the best in hindsight; see sweep.md"]
     if failed:
         notes.append(f"{len(failed)} rows failed on some task and are left out; see sweep.md")
     Scores(records, comparisons, notes, predictions).write(place)
     write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
-    csv = sweep_csv(swept.rows, swept.best, list(section.data))
-    (place / "sweep.csv").write_bytes(csv.encode())
+    (place / "sweep.csv").write_bytes(sweep_csv(swept.rows, list(section.data)).encode())
     (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, swept.references).encode())

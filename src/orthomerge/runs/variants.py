@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import maker_of, schema
+from orthomerge.data.task import Access, Task
 from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import Way
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.models import check_recipe
 from orthomerge.runs.recipe import Merge, Recipe
 from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod, protocols_of
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Access
-    from orthomerge.evaluation.records import Way
 
 REFERENCES = ("expert", "base")
 _NO_PLACE = {
@@ -85,13 +83,10 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
     return recipe.sweep, recipe.evaluate
 
 
-def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
-    """Read the data and return the splits to score: test, and val if the best is chosen there."""
-    from orthomerge.data.reading import read_task
-
-    why = "the protocols are fitted to the val split ('support')" if evaluate.support == "val" else ""
-    for name, source in evaluate.data.items():
-        task = read_task(source) if isinstance(source, str) else source
+def splits_of(sweep: Sweep, support: str, tasks: Mapping[str, Task]) -> tuple[str, ...]:
+    """Return the splits to score: test, and val if the best is chosen there."""
+    why = "the protocols are fitted to the val split ('support')" if support == "val" else ""
+    for name, task in tasks.items():
         if task["test"].labels is None:
             raise RecipeError(f"the test split of {name!r} has no labels; accuracy needs them")
         if not why and ("val" not in task.splits or task["val"].labels is None or not len(task["val"])):

@@ -12,27 +12,27 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import Watch
 from orthomerge.core.version import VERSION
+from orthomerge.data.reading import ColumnSource, labelled_tasks
+from orthomerge.data.task import Task
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.files.folders import names_in
+from orthomerge.files.lora import Adapter
 from orthomerge.files.raw_file import RawFile
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.manifest import README
+from orthomerge.models.model import Model
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
 from orthomerge.runs.recipe import Merge, Recipe
 from orthomerge.runs.sections import Align, Evaluate, Fit, Report
 from orthomerge.runs.store import Store
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Task
-    from orthomerge.evaluation.encoded import EncodedTasks
-    from orthomerge.files.checkpoint import Checkpoint
-    from orthomerge.files.lora import Adapter
-    from orthomerge.models.model import Model
 
 STORE = ".store"
 MODEL = "model"  # folder of the model in a result
@@ -82,10 +82,6 @@ class Work:
     @cached_property
     def encoded(self) -> EncodedTasks:
         """Tasks of `evaluate`, with the experts as teachers."""
-        from orthomerge.data.reading import labelled_tasks
-        from orthomerge.evaluation.encoded import EncodedTasks
-        from orthomerge.models.encoding import Encoding
-
         labels = {task: head.labels for task, head in self.experts.heads.items()}
         tasks = labelled_tasks(self.section.data, labels, self.experts.family.modality)
         teachers = {task: self.experts.teacher(task) for task in tasks}
@@ -127,8 +123,6 @@ def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
 
 def source_digest(source: str | Task) -> str:
     """Hash a task's data: a file, a folder or a task in memory; for a dataset of the Hub, return its name."""
-    from orthomerge.data.reading import ColumnSource
-
     if isinstance(source, ColumnSource):
         return key_of(source_digest(str(source)), source.text, source.label)
     if not isinstance(source, str):

@@ -9,7 +9,8 @@ Experts in FOLDER/experts (a folder TASK or a file TASK.pth) are used instead of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.labels import check_rows
 from orthomerge.data.reading import read_task, split_off
 from orthomerge.data.rows import records
@@ -27,7 +28,6 @@ from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.processing import Processor, TextProcessor
 from orthomerge.models.processors import load_processor
-from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Say, Suite, copy_base
 from orthomerge.suites.table import SUITES
 
@@ -41,7 +41,51 @@ _CLIP = {
     "clip-vit-b16-8": "clip-vit-base-patch16",
     "clip-vit-l14-8": "clip-vit-large-patch14",
 }
-TEXT_EXPERTS = TEXT_DATA = "kongfs/FT-Classifier-for-Model-Merging"  # a repository of models, and one of datasets
+# Prompts of the frozen heads with which the CLIP experts were fine-tuned (Radford et al. 2021, arXiv 2103.00020).
+_NUMBER = ('a photo of the number: "{}".',)
+_CARS = (
+    "a photo of my {}.",
+    "i love my {}!",
+    *(f"a photo of my {how} {{}}." for how in ("dirty", "clean", "new", "old")),
+)
+
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "sun397": ("a photo of a {}.", "a photo of the {}."),
+    "stanford-cars": ("a photo of a {}.", "a photo of the {}.", *_CARS),
+    "resisc45": tuple(
+        f"{source} {kind} of {article}{{}}."
+        for article in ("", "a ", "the ")
+        for kind in ("imagery", "photo", "view")
+        for source in ("satellite", "aerial")
+    ),
+    "eurosat": tuple(f"a centered satellite photo of {article}{{}}." for article in ("", "a ", "the ")),
+    "svhn": _NUMBER,
+    "gtsrb": tuple(f'a {how} photo of a "{{}}" traffic sign.' for how in ("zoomed in", "centered", "close up")),
+    "mnist": _NUMBER,
+    "dtd": tuple(
+        f"a photo of {article} {{}} {noun}."
+        for article in ("a", "the")
+        for noun in ("texture", "pattern", "thing", "object")
+    ),
+}
+_DIGIT_TASKS = ("svhn", "mnist")  # tasks whose classes are digits
+# Words for prompts by task and label, for datasets with other labels.
+_PROMPT_WORDS: Mapping[str, Mapping[str, str]] = {
+    "eurosat": {
+        "annualcrop": "annual crop land",
+        "herbaceousvegetation": "brushland or shrubland",
+        "highway": "highway or road",
+        "industrial": "industrial buildings or commercial buildings",
+        "pasture": "pasture land",
+        "permanentcrop": "permanent crop land",
+        "residential": "residential buildings or homes or apartments",
+        "sealake": "lake or sea",
+        "forest": "forest",
+        "river": "river",
+    }
+}
+
+TEXT_REPOSITORY = "kongfs/FT-Classifier-for-Model-Merging"  # the name of one of models, and of one of datasets
 TEXT_LABELS: dict[str, tuple[str, ...]] = {
     "ag_news": ("World", "Sports", "Business", "Sci/Tech"),
     "yelp": ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
@@ -69,7 +113,9 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
         tasks[task] = _clip_task(task, data)
-        path = str(_local_expert(folder, task) or _pinned(f"tanganke/{model}_{task}"))
+        path = str(_local_expert(folder, task) or f"tanganke/{model}_{task}")
+        revision = locate(path)[1]  # downloads it, so that later runs need no network
+        path = path if revision is None else f"{path}@{revision}"
         experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
         say(f"{task}: {path}, {len(tasks[task].labels)} classes")
     return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
@@ -86,6 +132,19 @@ def _clip_task(name: str, data: Path | None) -> Task:
         source = existing[0]
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
+
+
+def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the class names of a task for its templates; numbers are refused, except in tasks of digits."""
+    numbers = [label for label in labels if label.isdecimal()]
+    if numbers and task not in _DIGIT_TASKS:
+        raise RecipeError(
+            f"the classes of {task!r} must be named in words, from which its head is computed, got {some(numbers)}; "
+            "rename its folders, or its labels, to the words for the prompts"
+        )
+    words = _PROMPT_WORDS.get(task, {})
+    names = (re.sub(r"[\s_]+", " ", label).strip() for label in labels)
+    return tuple(words.get(name.replace(" ", "").casefold(), name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -111,12 +170,11 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
     """Build a text suite on BERT or the encoder of T5."""
     source = _TEXT[name]
     copy_base(folder / "base", base or source.base, say)
-    root = data or _repository(TEXT_DATA, "dataset", ["*.csv", "*.csv.gz"], way_out="give its tables with --data")
-    paths = _state_dicts(source, SUITES[name].tasks, folder)
+    root = data or _repository("dataset", ["*.csv", "*.csv.gz"], way_out="give its tables with --data")
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
-    for task, path in paths.items():
-        labels = TEXT_LABELS[task]
+    for task in SUITES[name].tasks:
+        path, labels = _state_dict(source, task, folder), TEXT_LABELS[task]
         tasks[task] = read_csv_task(_tables(root, task), name=task, labels=labels)
         keys = list(open_checkpoint(path))
         head = next((layer for layer in _HEADS if any(key.endswith(f"{layer}.weight") for key in keys)), _HEADS[0])
@@ -187,12 +245,6 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Exampl
     return Examples(texts, numbers, split), numbers
 
 
-def _pinned(reference: str) -> str:
-    """Download a hub id and return it with its commit, so that later runs need no network; return a path unchanged."""
-    path, revision = locate(reference)
-    return str(path) if revision is None else f"{reference.partition('@')[0]}@{revision}"
-
-
 def _names(task: str) -> tuple[str, ...]:
     return _NAMES.get(task, (task,))
 
@@ -203,24 +255,25 @@ def _local_expert(folder: Path, task: str) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Return the experts' files: the user's, or else those in the experts' repository."""
-    paths = {task: path for task in tasks if (path := _local_expert(folder, task))}
-    missing = [task for task in tasks if task not in paths]
-    if not missing:
-        return paths
+def _state_dict(source: _Published, task: str, folder: Path) -> Path:
+    """Return the file of an expert: the user's, or else that in the experts' repository."""
+    if local := _local_expert(folder, task):
+        return local
     way_out = f"get the experts in another way and put them into {folder / 'experts'} as TASK{_PICKLE}"
-    root = _repository(TEXT_EXPERTS, "model", [source.include], exclude=source.exclude, way_out=way_out)
-    pickles = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
-    files = [file for file in pickles if fnmatchcase(file, source.include) and not fnmatchcase(file, source.exclude)]
-    for task in missing:
-        ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
-        matches = [file for file in files if f"/{file}".casefold().endswith(ends)]
-        if len(matches) != 1:
-            what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
-            raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(pickles) or 'none at all'}; {way_out}")
-        paths[task] = root / matches[0]
-    return {task: paths[task] for task in tasks}
+    root = _repository("model", [source.include], exclude=source.exclude, way_out=way_out)
+    files = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
+    ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
+    matches = [
+        file
+        for file in files
+        if fnmatchcase(file, source.include)
+        and not fnmatchcase(file, source.exclude)
+        and f"/{file}".casefold().endswith(ends)
+    ]
+    if len(matches) != 1:
+        what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
+        raise CheckpointError(f"{TEXT_REPOSITORY} has {what}, among {some(files) or 'none at all'}; {way_out}")
+    return root / matches[0]
 
 
 def _tables(root: Path, task: str) -> Path:
@@ -233,16 +286,14 @@ def _tables(root: Path, task: str) -> Path:
     return folders[0]
 
 
-def _repository(
-    reference: str, kind: Literal["model", "dataset"], include: Sequence[str], *, exclude: str = "", way_out: str
-) -> Path:
-    """Download the files of a hub repository that match patterns, at any depth."""
+def _repository(kind: Literal["model", "dataset"], include: list[str], *, exclude: str = "", way_out: str) -> Path:
+    """Download the files of the text suites' models or data that match patterns, at any depth."""
     ignored = exclude or None
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(reference, repo_type=kind, allow_patterns=[*include], ignore_patterns=ignored))
+        folder = snapshot_download(TEXT_REPOSITORY, repo_type=kind, allow_patterns=include, ignore_patterns=ignored)
     except Exception as error:  # the hub, the network and the disk raise errors of many kinds
-        raise CheckpointError(
-            f"cannot fetch the {kind} repository {reference!r} ({type(error).__name__}); {way_out}"
-        ) from error
+        reason = f"cannot fetch the {kind} repository {TEXT_REPOSITORY!r} ({type(error).__name__})"
+        raise CheckpointError(f"{reason}; {way_out}") from error
+    return Path(folder)

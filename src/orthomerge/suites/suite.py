@@ -8,7 +8,6 @@ FOLDER/features/        cache of encoded features
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,11 +39,6 @@ from orthomerge.tuning.settings import Tuning
 Say = Callable[[str], None]
 
 
-def suite_root() -> Path:
-    """Return the folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
-    return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
-
-
 @dataclass(frozen=True)
 class Suite:
     """A built suite.
@@ -66,31 +60,23 @@ class Suite:
         return self.folder / "base"
 
     @cached_property
-    def _experts(self) -> Experts:
-        return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
-
     def experts(self) -> Experts:
-        """Return the experts, opened once with their base."""
-        return self._experts
+        """Experts and base, opened once."""
+        return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
 
     def merged(self, method: str, options: Mapping[str, Any] | None = None) -> Model:
         """Merge all experts by a method, lazily."""
-        return merge_opened(self.experts(), method, options or {})
+        return merge_opened(self.experts, method, options or {})
 
     def references(self) -> dict[str, Subject]:
         """Return references for tables: the base with the experts' heads, the experts, and multi-task training."""
-        experts = self.experts()
         references = {
-            "base": dict.fromkeys(self.tasks, experts.base.with_heads(experts.heads)),
-            "expert": {task: experts.teacher(task) for task in self.tasks},
+            "base": dict.fromkeys(self.tasks, self.experts.base.with_heads(self.experts.heads)),
+            "expert": {task: self.experts.teacher(task) for task in self.tasks},
         }
         if self.mtl:
-            references["mtl"] = self.alone(self.mtl)
+            references["mtl"] = Experts(opening_of(self.mtl, **self.options)[0]).check().sources
         return {name: Subject(name, models) for name, models in references.items()}
-
-    def alone(self, paths: Mapping[str, Path]) -> dict[str, Model]:
-        """Open other classifiers of the suite's tasks, each as a separate model."""
-        return Experts(opening_of(paths, **self.options)[0]).check().sources
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
         """Return the options for encoding the suite's inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -57,6 +58,11 @@ def find_suite(name: str) -> Row:
     return SUITES[name]
 
 
+def suite_root() -> Path:
+    """Return the folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
+    return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
+
+
 def build_suite(
     name: str,
     *,
@@ -67,8 +73,6 @@ def build_suite(
     say: Say = print,
 ) -> Suite:
     """Build a suite in a folder, by default in the cache; existing parts are kept. `data`: folder with the tasks."""
-    from orthomerge.suites.suite import suite_root
-
     row, target = find_suite(name), Path(folder) if folder else suite_root() / name
     source = Path(data) if data else None
     module, _, function = row.maker.partition(":")

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from orthomerge.data.task import Examples, Modality, Task
-from orthomerge.fitting.inputs import encoded, prepare
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Setting, encoded, prepare
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks

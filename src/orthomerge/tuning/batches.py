@@ -31,17 +31,14 @@ class Feed:
         self._starts = tuple(accumulate(self.sizes, initial=0))
         parts = [Part(source, processor) for source in sources]
         self._pool = Pool.of(parts, device, room=room if type(processor) in _KEPT else 0)
-        self._labels = [
-            torch.full((len(source),), -1) if source.labels is None else torch.as_tensor(source.labels)
-            for source in sources
-        ]
+        labels = [[-1] * len(source) if source.labels is None else source.labels.tolist() for source in sources]
+        self._labels = torch.tensor([label for part in labels for label in part])
 
     def batch(self, number: int, rows: torch.Tensor) -> tuple[Batch, torch.Tensor]:
-        """Return inputs and labels of some rows of source `number`."""
-        return self._pool.batch(rows + self._starts[number]), self._labels[number][rows].to(self._pool.device)
+        rows = rows + self._starts[number]
+        return self._pool.batch(rows), self._labels[rows].to(self._pool.device)
 
     def ordered(self, number: int, size: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield the batches of a whole source in its own order."""
         return (self.batch(number, rows) for rows in torch.split(torch.arange(self.sizes[number]), size))
 
 

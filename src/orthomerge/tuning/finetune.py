@@ -14,6 +14,7 @@ import torch
 
 from orthomerge.core.device import derive, device_of, free_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Examples, Task
 from orthomerge.files.folders import EXPERT
@@ -26,9 +27,18 @@ from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.models.processing import Processor
 from orthomerge.models.tensors import MemoryTensors, content_digest
 from orthomerge.tuning.batches import Feed
-from orthomerge.tuning.loop import Progress, Run, count_steps, fit_head, train
-from orthomerge.tuning.model import Model, OrdinaryEncoder, add_adapter, choose_family, load_base, start_head
-from orthomerge.tuning.saving import write_adapter, write_expert
+from orthomerge.tuning.loop import Run, count_steps, fit_head, train
+from orthomerge.tuning.model import (
+    Model,
+    OrdinaryEncoder,
+    add_adapter,
+    choose_family,
+    load_base,
+    start_head,
+    write_adapter,
+    write_documents,
+    write_weights,
+)
 from orthomerge.tuning.settings import LINEARISED, PROBED, Tuning
 
 _ROOM = 2 << 30  # bytes for processed inputs, at most
@@ -45,7 +55,7 @@ def finetune(
     others: Sequence[Examples] = (),
     head: Head | None = None,
     family: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     force: bool = False,
     resume: bool = True,
     inputs: Iterable[Path] = (),
@@ -54,8 +64,7 @@ def finetune(
 
     `others`: inputs of other tasks, for `tau_jp`. `head`: the initial head, which `frozen_head`, and CLIP without a
     linear head, do not train. `resume`: save the state of every epoch beside `out`, so that a killed run can continue.
-    `inputs`: files that `out` must not overlap, because `task` and `others` were read from them.
-    A `linearised` or `tau_jp` expert must be evaluated as a linear model: see `Model.linearised`.
+    `inputs`: files that `out` must not overlap. For experts to evaluate as linear models see `Model.linearised`.
     """
     training = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
     state = state_folder(out, "tuning")
@@ -70,7 +79,7 @@ def finetune_jointly(
     settings: Tuning,
     processor: Processor,
     family: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     force: bool = False,
     resume: bool = True,
 ) -> dict[str, dict[str, float]]:
@@ -100,7 +109,7 @@ class _Training:
     others: Sequence[Examples] = ()
     head: Head | None = None
     family_name: str | None = None
-    progress: Progress | None = None
+    progress: Progress = SILENT
 
     def write(
         self, outs: Mapping[str, Path], state: Path, *, force: bool, resume: bool, inputs: Iterable[Path] = ()
@@ -180,10 +189,10 @@ class _Training:
             }
             folder = folders[task.name]
             if adapted is not None:
-                write_adapter(folder, adapted, task.labels, family=family, base=self.base, notes=notes)
+                write_adapter(folder, adapted, family)
             else:
-                encoder, head = model.encoding.tuned(), model.head(number).head(task.labels)
-                write_expert(folder, encoder, names, head, family=family, base=self.base, notes=notes)
+                write_weights(folder, model.encoding.tuned(), names, model.head(number).head(task.labels), family)
+            write_documents(folder, task.labels, family=family, base=self.base, notes=notes)
         return {task.name: {**own, "steps": run.steps} for task, own in zip(self.tasks, metrics, strict=True)}
 
     def _run(self, device: torch.device, state: RunState | None) -> Run:
@@ -230,7 +239,6 @@ class _Training:
         return model.to(run.device), skeleton.names, adapted
 
     def _fingerprint(self, family: Family) -> str:
-        """Hash everything that the result depends on."""
         parts: dict[str, Any] = {
             "version": [VERSION, torch.__version__],
             "settings": asdict(self.settings),

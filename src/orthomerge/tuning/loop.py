@@ -1,9 +1,7 @@
 """Training loop for one or several tasks: AdamW, linear warm-up, then cosine, clipped gradients.
 
-Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2,
-where x' are unlabelled inputs of other tasks, one task per step in turn, and J(x') tau [B, d] is the change of their
-features by the task vector.
-
+Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2:
+x' are unlabelled inputs of another task, J(x') tau [B, d] is the change of their features by the task vector.
 Differs from the paper: the norm is sqrt(sum of squares + eps), because it has no gradient at tau = 0; no inputs of
 ImageNet are added to the other tasks'.
 """
@@ -11,7 +9,7 @@ ImageNet are added to the other tasks'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from torch import nn
 from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.files.run_state import RunState
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, epoch_order, sample, shifted
@@ -30,22 +29,6 @@ from orthomerge.tuning.settings import LINEARISED, Tuning
 
 _EVERY = 10  # steps between two reports, each of which waits for the GPU
 _EPS = 1e-12
-
-
-@dataclass(frozen=True)
-class Report:
-    """Progress of a run; loss and accuracy are means over the epoch so far, `val_accuracy` is None before its end."""
-
-    task: str
-    epoch: int
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    val_accuracy: float | None = None
-
-
-Progress = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +41,7 @@ class Run:
     train: Feed
     val: Feed
     others: Feed
-    progress: Progress | None = None
+    progress: Progress = SILENT
     state: RunState | None = None
 
     @property
@@ -74,7 +57,6 @@ class Run:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
     def enough_memory(self) -> AbstractContextManager[None]:
-        """Add batch size and advice to errors by lack of memory."""
         return enough_memory(f"batches of {self.settings.batch}", "lower 'batch'")
 
     def check(self, loss: float, where: str) -> None:
@@ -91,10 +73,7 @@ def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
 
 
 def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> list[dict[str, float]]:
-    """Train the parameters that require gradients, and return the metrics of the last epoch by task number.
-
-    `saved`: the state of a killed run of the same settings.
-    """
+    """Train what requires gradients, and return the metrics of the last epoch by task; `saved`: of a killed run."""
     settings, steps = run.settings, run.steps
     optimiser = _optimiser(model, run)
     epoch = step = 0
@@ -194,14 +173,15 @@ class _Tally:
         self._sums[number] += torch.stack([value.detach().double() for value in values])
 
     def report(self, step: int, scores: Mapping[int, float]) -> None:
-        """Report progress, and refuse a loss that is not finite."""
+        """Report means over the epoch so far, and refuse a loss that is not finite."""
         loss, correct, _ = self._sums.sum(0).tolist()
-        run = self._run
-        run.check(loss, f"step {step} of {run.steps}")
-        if run.progress is not None:
-            val = sum(scores.values()) / len(scores) if scores else None
-            means = loss / max(sum(self._batches), 1), correct / max(sum(self._examples), 1)
-            run.progress(Report(run.title, self._epoch, step, run.steps, *means, val))
+        place = f"step {step} of {self._run.steps}"
+        self._run.check(loss, place)
+        figures = {"loss": loss / sum(self._batches), "accuracy": correct / sum(self._examples)}
+        if scores:
+            figures["val_accuracy"] = sum(scores.values()) / len(scores)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self._run.progress.say(f"{self._run.title}, epoch {self._epoch}, {place}: {text}")
 
     def metrics(self, scores: Mapping[int, float]) -> list[dict[str, float]]:
         """Return the metrics by task: loss and accuracy during the epoch, validation accuracy at its end."""

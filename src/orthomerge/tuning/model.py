@@ -1,4 +1,4 @@
-"""Trainable models: an encoder with one head per task, and LoRA through peft.
+"""Trainable models: an encoder with one head per task, LoRA through peft, and their files.
 
 LoRA: Hu et al. 2022, arXiv 2106.09685; on the layers of KnOTS (Stoica et al. 2025, arXiv 2410.19735): query, key, value
 and output, and the head trained whole. The adapter's names are those of the stock classifier.
@@ -6,7 +6,9 @@ and output, and the head trained whole. The adapter's names are those of the sto
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,17 +17,24 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest
+from orthomerge.core.version import VERSION
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import EXPERT, write_marker
 from orthomerge.files.opening import open_checkpoint
+from orthomerge.files.replacing import os_errors, remove_file
+from orthomerge.files.safetensors import write_shards
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
-from orthomerge.models.family import Family, HeadLayout
+from orthomerge.models.family import Family, HeadLayout, classifier_config, named_tensors
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.models.problems import base_problems, check_problems
+from orthomerge.models.processors import companions
 from orthomerge.models.skeleton import Skeleton, encoder_config, quiet
 from orthomerge.models.split import split_base
-from orthomerge.models.tensors import FileTensors
+from orthomerge.models.tensors import FileTensors, MemoryTensors
 from orthomerge.tuning.settings import Tuning
 
 _SPREAD = 0.02  # standard deviation of a new head's weights, as in transformers; biases are zero
@@ -48,8 +57,6 @@ class OrdinaryEncoder(nn.Module):
 
 
 class TrainableHead(nn.Module):
-    """A `Head` as a module: one linear layer or two."""
-
     def __init__(self, head: Head) -> None:
         super().__init__()
         self._like = head
@@ -65,7 +72,6 @@ class TrainableHead(nn.Module):
         return logits
 
     def head(self, labels: tuple[str, ...]) -> Head:
-        """Return the trained `Head` on the CPU."""
         *hidden, output = [_linear(layer) for layer in self.layers]
         return Head(output, labels, hidden[0] if hidden else None, self._like.activation, self._like.normalise)
 
@@ -183,6 +189,53 @@ def _stock_layout(model: Model, family: Family) -> nn.Module:
             stock.add_module(parent, nn.Module())
         stock.get_submodule(parent).add_module(last, layer)
     return stock
+
+
+def write_weights(folder: Path, encoder: nn.Module, names: Mapping[str, str], head: Head, family: Family) -> None:
+    """Write encoder and head (where the family can store one).
+
+    `names`: name on disk, without the family's prefix -> name in the encoder's state dict.
+    """
+    state = encoder.state_dict()
+    named = {family.prefix + key: state[name] for key, name in names.items()}
+    named |= named_tensors(family, head) if family.head is not None else {}
+    tensors = MemoryTensors(named)
+    write_shards(folder, dict(tensors.specs), tensors.blocks(), max_bytes=parse_size("5GB"))
+
+
+def write_adapter(folder: Path, adapted: Any, family: Family) -> None:
+    with quiet(), os_errors():
+        import transformers
+
+        adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    remove_file(folder / "README.md")  # an empty template
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    remove_file(path)
+    class_name = family.architecture or family.encoder_class
+    library = getattr(transformers, class_name).__module__
+    config["auto_mapping"] = {"base_model_class": class_name, "parent_library": library}
+    # Sorted, because sets have no order and the same run must write the same bytes.
+    for key in ("target_modules", "modules_to_save"):
+        config[key] = config[key] and sorted(config[key])
+    write_json(path, dict(sorted(config.items())))
+
+
+def write_documents(
+    folder: Path, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
+) -> None:
+    """Write tokenizer or processor, the config of the classifier, and last the marker that lists all files."""
+    for path in companions(base):
+        shutil.copyfile(path, folder / path.name)
+    config = encoder_config(open_checkpoint(base).config or {}, family)
+    if family.head is None:
+        config |= {"architectures": [family.encoder_class], "dtype": "float32"}
+    else:
+        config = classifier_config(config, family, labels, "float32")
+        if family.architecture is None:
+            del config["architectures"]
+    write_json(folder / "config.json", {**config, "orthomerge": {"labels": list(labels), **notes}})
+    write_marker(folder, EXPERT, orthomerge=VERSION, notes=dict(notes))
 
 
 def _layer(linear: Linear) -> nn.Linear:

@@ -6,10 +6,10 @@ warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from orthomerge.core.checks import at_least_one, fraction, not_negative, positive
 from orthomerge.core.errors import RecipeError
 
 Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
@@ -55,18 +55,11 @@ class Tuning:
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        limits: dict[str, tuple[float, float]] = {
-            **dict.fromkeys(("epochs", "alpha"), (math.ulp(0.0), math.inf)),
-            **dict.fromkeys(("lr", "head_lr"), (math.ulp(0.0), _FASTEST)),
-            **dict.fromkeys(("batch", "max_length", "rank", "penalty_batch"), (1, math.inf)),
-            **dict.fromkeys(("weight_decay", "clip", "head_epochs", "penalty"), (0, math.inf)),
-            **dict.fromkeys(("warmup", "lora_dropout"), (0, math.nextafter(1.0, 0.0))),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not (low <= value <= high and math.isfinite(value)):
-                least = "at least 1" if low == 1 else "0 or more" if low == 0 else "above 0"
-                most = " and below 1" if high < 1 else f" and at most {high:g}" if high < math.inf else ""
-                raise RecipeError(f"{name!r} must be {least}{most}, got {value!r}")
-        if self.steps is not None and self.steps < 1:
-            raise RecipeError(f"'steps' must be at least 1, or nothing for no cap, got {self.steps!r}")
+        at_least_one(batch=self.batch, max_length=self.max_length, rank=self.rank, penalty_batch=self.penalty_batch)
+        at_least_one(steps=self.steps)
+        positive(epochs=self.epochs, alpha=self.alpha, lr=self.lr, head_lr=self.head_lr)
+        not_negative(weight_decay=self.weight_decay, clip=self.clip)
+        not_negative(head_epochs=self.head_epochs, penalty=self.penalty)
+        fraction(warmup=self.warmup, lora_dropout=self.lora_dropout, zero=True, one=False)
+        if max(self.lr, self.head_lr) > _FASTEST:
+            raise RecipeError(f"'lr' and 'head_lr' must be at most {_FASTEST:g}, got {self.lr:g} and {self.head_lr:g}")
