@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import ROOT, describe_run
 from benchmarks.fitted_jobs import METHODS, PARTS, SCALES, Job, jobs_of
 from benchmarks.fitted_sheets import sheets
-from benchmarks.fitted_work import Place, Worker, spread
+from benchmarks.fitted_work import Place, Worker, scales_of, spread
 from benchmarks.suite import GRIDS
 
 from orthomerge.evaluation.scale import search_scale
@@ -36,11 +36,6 @@ MASKED = "task_arithmetic"  # the vector whose scale is chosen for MOMA
 ABOUT = """\
 Accuracy in percent on the test split; mean ± standard deviation over seeds (order of inputs, draws of few, and whatever
 a method draws)."""
-
-
-def scales_of(given: Sequence[str]) -> dict[str, float]:
-    """Of METHOD=SCALE."""
-    return {method: float(scale) for method, scale in (text.split("=") for text in given)}
 
 
 def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str, float]:

@@ -200,3 +200,8 @@ def spread(
                 future.cancel()
             for process in list((pool._processes or {}).values()):  # noqa: SLF001
                 process.kill()
+
+
+def scales_of(given: Sequence[str]) -> dict[str, float]:
+    """Of METHOD=SCALE."""
+    return {method: float(scale) for method, scale in (text.split("=") for text in given)}

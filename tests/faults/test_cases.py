@@ -1,7 +1,11 @@
-"""Every fault of `cases.py` through the command line: error, message, exit code, and nothing left behind."""
+"""Every fault of `cases.py` through the command line: error, message, exit code, and nothing left behind.
+
+Also: promises of docs/guarantees.md, and fault cases that are held elsewhere, name tests that exist.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -29,7 +33,7 @@ from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
-OUT = Path("results/out")
+ROOT, OUT = Path(__file__).parents[2], Path("results/out")
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -195,3 +199,29 @@ def test_an_input_that_changes_meanwhile(world: Path) -> None:
     with pytest.raises(CheckpointError, match=r"two/model.safetensors changed while it was read; run the command"):
         write(Recipe({"two": "./two"}, base="./base"), out=OUT, progress=_Meddler())
     assert list(OUT.parent.iterdir()) == []
+
+
+# docs/guarantees.md
+
+NAMED = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
+
+
+def promises() -> list[str]:
+    lines = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("| ") and not line.startswith(("| promise |", "|---"))]
+
+
+def test_every_promise_names_a_test() -> None:
+    assert len(promises()) > 15
+    assert [row for row in promises() if not NAMED.search(row)] == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    missing = []
+    for test in {*NAMED.findall("\n".join(promises())), *HELD.values()}:
+        file, _, name = test.partition("::")
+        path = ROOT / file
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.exists() else ()
+        if name not in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}:
+            missing.append(test)
+    assert missing == []

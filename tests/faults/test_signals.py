@@ -32,6 +32,7 @@ from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
+ROOT = Path(__file__).resolve().parents[2]
 ALL = os.environ.get("CRASH_POINTS") == "all"
 
 
@@ -180,3 +181,26 @@ def test_memory_that_runs_out(
     with pytest.raises(OrthomergeError, match="ran out of memory with a merge of 2 experts; close other programs"):
         write(recipe, out=tmp_path / "out")
     assert not any(tmp_path.iterdir())
+
+
+SOAK = """
+import sys
+from pathlib import Path
+from benchmarks.soak import load, soak
+place = Path(sys.argv[1])
+result = soak(place / "soak", 10)
+assert not result.wrong and not result.left, (result.wrong, result.left)
+assert result.descriptors[1] == result.descriptors[-1], result.descriptors
+assert result.growth < 256 * 1024, result.resident
+wrong, weights, records, seconds = load(place / "load", 4, processes=2)
+assert not wrong and len(weights) == len(records) == 1, wrong
+"""
+
+
+def test_merges_in_a_row_and_jobs_at_once(tmp_path: Path) -> None:
+    """In a process of its own, which may fork before any thread has started; `make soak` does more of it."""
+    for name in ("soak", "load"):
+        (tmp_path / name).mkdir()
+    program = [sys.executable, "-c", SOAK, str(tmp_path)]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
