@@ -1,7 +1,5 @@
 """Features of which the answer is known: planted maps in float64, and a planted task with few inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

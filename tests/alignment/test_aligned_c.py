@@ -1,7 +1,5 @@
 """Aligned-c on toys whose answers are worked out by hand, and from a pair of features."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of aligners, options that are refused, and that few inputs never hurt; contracts are in tests/checks."""
 
-from __future__ import annotations
-
 import math
 from statistics import mean
 from typing import Any

@@ -1,7 +1,5 @@
 """What `auto` takes for how many inputs, and when it leaves the head alone."""
 
-from __future__ import annotations
-
 import math
 from statistics import mean
 

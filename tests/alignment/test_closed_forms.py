@@ -1,7 +1,5 @@
 """Maps in closed form: what was planted is found, what is optimal beats all others, and folding is exact."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import cast

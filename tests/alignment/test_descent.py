@@ -1,7 +1,5 @@
 """Adam as torch has it, what all aligners that descend have in common, and the losses of surgery for autograd."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """KL with a prior: the optimum of the printed objective, the same from wherever it starts, and a default for few."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Strengths against refitting again and again: leave-one-out of ridge, folds of rotations; and one family of maps."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import cast

@@ -1,7 +1,5 @@
 """Trained maps against Eq. 7, 8 and 9 written out for autograd, folded exactly, and beside Procrustes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Maps in closed form where inputs say little: what was never seen stays where it is, and no change is none."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

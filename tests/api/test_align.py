@@ -16,12 +16,11 @@ from tests.berts import COUNTS, HEADS, contents, merge_berts
 from tests.models.making import build, nudged, stock, write_tokenizer
 
 import orthomerge as om
-from orthomerge.alignment.aligners import ALIGNERS, Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.files.folders import LOCAL
@@ -60,20 +59,6 @@ def same_heads(one: om.Model, other: om.Model) -> bool:
     return one.tasks == other.tasks and all(
         torch.equal(tensor, parts(other, task)[name]) for task in one.tasks for name, tensor in parts(one, task).items()
     )
-
-
-@pytest.mark.parametrize("aligner", [name for name, row in ALIGNERS.items() if not row.extra])
-def test_nothing_is_added(aligner: str, merged: om.Model, data: dict[str, Any]) -> None:
-    known = schema(maker_of(ALIGNERS[aligner]))
-    options = {name: value for name, value in CHEAP.items() if name in known}
-    aligned = om.align(merged, data, aligner=aligner, options=options)
-    assert aligned.encoder is merged.encoder
-    assert aligned.title == f"task_arithmetic + {aligner}"
-    for task in HEADS:
-        before, after = parts(merged, task), parts(aligned, task)
-        assert {key: tensor.shape for key, tensor in before.items()} == {key: t.shape for key, t in after.items()}
-        assert all(torch.equal(before[key], after[key]) for key in before if task not in TASKS)
-    assert all(found["extra"] == {"parameters": 0, "bytes": 0} for found in facts(aligned)["tasks"].values())
 
 
 def facts(model: om.Model) -> Any:

@@ -13,7 +13,7 @@ from tests.calling import call, refused
 import orthomerge
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.cli.printing import show, shown
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table, number
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
@@ -171,7 +171,7 @@ def test_tables_on_a_terminal(
 def test_progress_on_a_terminal_and_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(report: Watch) -> str:
+    def work(report: Progress) -> str:
         report.begin("merge", place=1, count=2)
         report.stage("merging", 10_000_000)
         report.advance(10_000_000)

@@ -112,7 +112,7 @@ def test_a_search_that_finds_nothing_better_writes_nothing(
     strict = [*negating(berts, label_tables), "--keep", 1.0, "--grid", "300"]
     same = solving(berts, label_tables, fitted, "two")
     for words, shown, message in (
-        (strict, "scale 0 is the base", "no scale of the grid forgets 'two' and keeps 100% of the control"),
+        (strict, "scale 0 is the base", "nothing of the grid forgets 'two' and keeps 100% of the control"),
         (same, "that is the base", "nothing of the grid is better for 'other' than the base itself"),
     ):
         assert f"{shown}: nothing of the grid" in call(*words).stdout

@@ -71,7 +71,6 @@ def test_classes_without_splits(classes: tuple[str, ...], expected: tuple[str, .
         (["train/horse"], "the train split has no examples of 'horse'"),
         (["val"], r"the val split .*val is empty: there must be a folder of pictures"),
         (["val", "valid"], "'val' and 'valid' are both the val split"),
-        (["trian"], r"must hold the pictures of one class, got 'ape', 'zebra'; splits are"),
         (["test/ape/more"], r"must hold the pictures of one class, got 'more'"),
     ],
 )
@@ -112,9 +111,7 @@ def test_depths_and_turns(tmp_path: Path) -> None:
     Image.fromarray(np.full((2, 2), 0x1234, np.uint16)).save(tmp_path / "a.png")
     assert decode(tmp_path / "a.png", where="here").tolist() == [[0x12, 0x12], [0x12, 0x12]]
     Image.fromarray(np.zeros((2, 2), np.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(
-        CheckpointError, match=r"here has 32 bits per pixel \(mode F\); save it with 8 bits per channel"
-    ):
+    with pytest.raises(CheckpointError, match=r"here has 32 bits per pixel \(mode F\); save it with 8 bits per"):
         decode(tmp_path / "a.tiff", where="here")
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held sideways
@@ -128,8 +125,7 @@ def test_depths_and_turns(tmp_path: Path) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     task = read_task(arrays(tmp_path / "toy.npz"), validation=0)
     assert (task.name, task.modality, task.labels) == ("toy", "image", ("zebra", "ape"))
-    assert len(task["train"]) == 20
-    assert task["train"].inputs[3].tolist() == [[12, 13], [14, 15]]
+    assert (len(task["train"]), task["train"].inputs[3].tolist()) == (20, [[12, 13], [14, 15]])
     labels = task["test"].labels
     assert labels is not None
     assert labels.tolist() == [0, 1, 1, 0]
@@ -148,18 +144,14 @@ def test_all_splits_and_colours(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"x_train": np.zeros((20, 2, 2))}, r"x_train must be uint8 \[N, H, W\] .*, got float64 \[20, 2, 2\]"),
-        ({"x_train": np.zeros((20, 3, 2, 2), np.uint8)}, r"x_train must be uint8 .*, got uint8 \[20, 3, 2, 2\]"),
         ({"y_train": np.zeros(19, int)}, r"y_train must hold 20 whole numbers, got int64 \[19\]"),
-        ({"y_train": np.zeros(20)}, r"y_train must hold 20 whole numbers, got float64"),
         ({"y_train": None}, "the train split needs x_train and y_train, but y is missing"),
-        ({"x_test": None}, "the test split needs x_test and y_test, but x is missing"),
         ({"x_test": np.zeros((0, 2, 2), np.uint8), "y_test": np.zeros(0, int)}, "x_test is empty"),
         ({"x_tets": np.zeros(1)}, "array 'x_tets' must be named after a split: train, val or test"),
         ({"x_training": np.zeros(1)}, "x_: 'train' and 'training' are both the train split"),
         ({"label_names": np.array([1, 2])}, r"label_names must be texts, got int64 \[2\]"),
         ({"label_names": np.array(["a", "a"])}, r"labels 0 and 1 are both called 'a'"),
         ({"y_test": np.array([0, 1, 7, 0])}, r"y_test\[2\]: label 7 has no name; the names are 'zebra', 'ape'"),
-        ({"y_train": np.zeros(20, int)}, r"the train split has no examples of 'ape'"),
         ({"x_train": np.array([{}], dtype=object)}, r"cannot be read as .npz \(Object arrays cannot be loaded"),
     ],
 )

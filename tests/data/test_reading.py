@@ -19,7 +19,7 @@ from orthomerge.data.task import Examples, Lazy, Task
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 NAMES = ("zebra", "ape")
-MISSING = ("data/train.csv", "data/train.jsonl.gz", "data/x.npz", "word", Path("org/name"))
+MISSING = ("data/train.csv", "data/x.npz", "word", Path("org/name"))
 
 
 def test_val_is_split_off_by_class(tmp_path: Path) -> None:
@@ -67,6 +67,7 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         *((source, "does not exist; a task is a table") for source in MISSING),
     ):
         refused(source, match)
+    refused(["x"], "the data of a task must be a path or the name of a dataset, got list", RecipeError)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data beside the checkout")
@@ -132,8 +133,7 @@ def test_a_file_per_split_some_with_labels(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", make_rows(20, 0))
     write(tmp_path / "test.csv", bare(make_rows(0, 4)))
     task = read_task(tmp_path, unlabelled=NAMES)
-    assert task["train"].labels is not None
-    assert task["test"].labels is None
+    assert (task["train"].labels is None, task["test"].labels) == (False, None)
 
 
 def test_some_inputs_are_drawn_and_no_others_are_opened() -> None:

@@ -15,12 +15,9 @@ LABELS = np.array([0] * 5 + [1] * 9 + [2] * 3)
 
 def test_take_keeps_inputs_with_their_labels() -> None:
     taken = Examples(["a", "b", "c"], np.array([0, 1, 2]), "val").take([2, 0, 2])
-    assert list(taken.inputs) == ["c", "a", "c"]
     assert taken.labels is not None
-    assert taken.labels.tolist() == [2, 0, 2]
-    assert taken.split == "val"
-    assert taken.unlabelled().labels is None
-    assert taken.unlabelled().take([1]).labels is None
+    assert (list(taken.inputs), taken.labels.tolist(), taken.split) == (["c", "a", "c"], [2, 0, 2], "val")
+    assert taken.unlabelled().labels is taken.unlabelled().take([1]).labels is None
 
 
 def test_digests_are_of_inputs_in_their_order() -> None:

@@ -9,20 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.berts import write_tables
 from tests.docs.reading import ROOT, blocks
 
 from orthomerge.cli.app import app
-
-_WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
-
-
-def _table(path: Path, labels: list[str]) -> None:
-    rows = [
-        f"{_WORDS[number % 8]} {_WORDS[(number * number + 3) % 7]},{labels[number % len(labels)]},{split}"
-        for split in ("train", "test")
-        for number in range(24)
-    ]
-    path.write_text("\n".join(("text,label,split", *rows)) + "\n")
 
 
 def _run(kind: str, text: str, names: dict[str, Any]) -> None:
@@ -45,7 +35,7 @@ def test_the_tutorial_does_what_it_says(berts: Path, tmp_path: Path, monkeypatch
     for source, name, classes in (("base", "base", 0), ("two", "sentiment", 2), ("three", "topic", 3)):
         shutil.copytree(berts / source, tmp_path / name)
         if classes:
-            _table(tmp_path / f"{name}.csv", [f"{source}-{number}" for number in range(classes)])
+            write_tables(tmp_path, {source: classes}).joinpath(f"{source}.csv").rename(tmp_path / f"{name}.csv")
     names: dict[str, Any] = {}
     for kind, text in blocks(ROOT / "docs" / "tutorial.md"):
         _run(kind, text, names)

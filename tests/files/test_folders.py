@@ -86,7 +86,7 @@ def test_a_model_is_no_run_folder(tmp_path: Path, marker: str, below: str) -> No
         check_claim(tmp_path / below, FILES)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"format": 1}', "years of work"])
+@pytest.mark.parametrize("text", ["[]", '{"format": 1}', "years of work"])
 def test_a_list_that_is_none_of_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN).write_text(text)
     with pytest.raises(OutputError, match=f"{RUN} is not a valid list of a run folder; move it away"):

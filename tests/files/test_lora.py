@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = "base_model.model."
-
-
 SIZES: dict[str, Any] = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 20}
 
 
@@ -138,13 +136,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "untouched embedding saved": (bert, {"target_modules": ["key"], "save_embedding_layers": True}),
     "conv1d of transformers": (Small, {"target_modules": ["wide"], "fan_in_fan_out": True, "r": 4}),
     "convolutions": (Small, {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True}),
-    "mica": (Small, {"target_modules": ["first"], "init_lora_weights": "mica", "r": 2}),
     "gaussian": (Small, {"target_modules": ["first"], "init_lora_weights": "Gaussian", "r": 2}),
-    "only some layers": (bert, {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"}),
     "patterns": (bert, {
         "target_modules": ["query", "key", "value", "dense"], "r": 4, "lora_alpha": 6,
         "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
-        "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
+        "alpha_pattern": {r"0\.attention\.self\.query": 1.5, "ery": 99, r"output\.dense": 11},
     }),
     "rank-stabilised patterns": (Small, {
         "target_modules": ["first", "second"], "use_rslora": True, "rank_pattern": {"first": 2},
@@ -213,23 +209,12 @@ def test_a_long_product_has_the_same_bits_in_any_run_and_with_any_threads(tmp_pa
             torch.set_num_threads(threads)
 
 
-def test_source_through_a_task_vector(tmp_path: Path) -> None:
+def test_a_base_of_another_shape(tmp_path: Path) -> None:
     from orthomerge.merging.vectors import InMemory, TaskVector
 
-    model = bert()
-    base = copy.deepcopy(dict(model.state_dict()))
-    expected = adapt(model, tmp_path, task_type="SEQ_CLS", target_modules=["query"], bias="lora_only")
-    source = read_adapter(tmp_path)
-    assert set(source.replaced) >= {"classifier.weight", "classifier.bias"}
-    assert (source.shape("classifier.weight"), source.shape("bert.pooler.dense.weight")) == ((3, 12), None)
-    vector = TaskVector(InMemory(base), ((1.0, source),))
-    for name in base:
-        if not base[name].is_floating_point():
-            continue
-        torch.testing.assert_close(vector[name], expected[name], atol=1e-5, rtol=1e-5)
-    narrow = {**base, "classifier.weight": torch.zeros(2, 12)}
-    with pytest.raises(IncompatibleError, match=r"'classifier.weight' is \(2, 12\) in the base but \(3, 12\)"):
-        TaskVector(InMemory(narrow), ((1.0, source),))
+    write(tmp_path, {"m.lora_A.weight": torch.ones(1, 3), "m.lora_B.weight": torch.ones(2, 1)}, r=1)
+    with pytest.raises(IncompatibleError, match=r"'m.weight' is \(3, 3\) in the base but \(2, 3\)"):
+        TaskVector(InMemory({"m.weight": torch.zeros(3, 3)}), ((1.0, read_adapter(tmp_path)),))
 
 
 def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
@@ -242,24 +227,9 @@ def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
     assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 
-def test_pickled_views_are_walked(tmp_path: Path) -> None:
-    write(tmp_path, {}, r=2, lora_alpha=2)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    a, b = torch.arange(10.0).reshape(5, 2).T, torch.arange(6.0).reshape(2, 3).T  # neither is contiguous
-    torch.save({f"{PREFIX}m.lora_embedding_A": a, f"{PREFIX}m.lora_embedding_B": b}, tmp_path / "adapter_model.bin")
-    factors = read_adapter(tmp_path).products["m.weight"]
-    assert torch.equal(factors.delta(0, 15).reshape(5, 3), (b @ a).T)
-    assert torch.equal(factors.delta(4, 11), (b @ a).T.reshape(-1)[4:11])
-
-
 def test_names_without_the_wrappers_of_peft(tmp_path: Path) -> None:
-    tensors = {
-        **PAIR,
-        "classifier.modules_to_save.weight": [[7.0]],
-        "classifier.original_module.weight": [[8.0]],
-        "m.base_layer.bias": [9.0],
-    }
-    write(tmp_path, tensors, r=1, task_type="SEQ_CLS", bias="lora_only")
+    heads = {"classifier.modules_to_save.weight": [[7.0]], "classifier.original_module.weight": [[8.0]]}
+    write(tmp_path, {**PAIR, **heads, "m.base_layer.bias": [9.0]}, r=1, task_type="SEQ_CLS", bias="lora_only")
     adapter = read_adapter(tmp_path)
     assert set(adapter.specs) == {"m.weight", "classifier.weight", "m.bias"}
     assert [adapter.replaced[name].read(0, 1).tolist() for name in ("classifier.weight", "m.bias")] == [[7], [9]]
@@ -301,13 +271,10 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
 # Refusals
 
 
-def test_an_adapter_without_weights(tmp_path: Path) -> None:
+def test_an_adapter_without_weights_and_a_config_that_is_too_long(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     (tmp_path / "adapter_model.safetensors").unlink()
     refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
-
-
-def test_a_config_that_is_too_long(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": "' + "x" * (1 << 20) + '"}')
     refused(tmp_path, "must have at most 1048576 bytes, got")
 
@@ -316,7 +283,6 @@ def test_a_config_that_is_too_long(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"peft_type": "LOHA"}, r"peft_type must be 'LORA', got 'LOHA'; merge it into the full model"),
-        ({"peft_type": None}, r"peft_type must be 'LORA', got None"),
         ({"use_dora": True}, r"adapter option use_dora=True is not known to be harmless; merge it .*merge_and_unload"),
         ({"lora_bias": True}, "lora_bias=True is not known to be harmless; .* train a plain LoRA adapter"),
         ({"layer_replication": [[0, 1]]}, r"layer_replication=\[\[0, 1\]\] is not known"),
@@ -324,19 +290,16 @@ def test_a_config_that_is_too_long(tmp_path: Path) -> None:
         ({"new_thing": "x" * 200}, r"option new_thing='x{79} is not known to be harmless"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' changes the base .*save it again"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA' changes the base"),
-        ({"init_lora_weights": "corda"}, "'corda' changes the base"),
-        ({"init_lora_weights": "loftq"}, "'loftq' changes the base"),
-        ({"init_lora_weights": "lora_ga"}, "'lora_ga' changes the base"),
+        ({"r": 10**400}, "r must be a positive whole number, got 1000"),
         ({"r": 0}, "r must be a positive whole number, got 0"),
-        ({"r": 1.5}, "r must be a positive whole number, got 1.5"),
         ({"r": True}, "r must be a positive whole number, got True"),
         ({"lora_alpha": "2"}, "lora_alpha must be a finite number, got '2'"),
         ({"lora_alpha": math.nan}, "lora_alpha must be a finite number, got nan"),
         ({"rank_pattern": {"m": -1}}, r"rank_pattern\['m'\] must be a positive whole number, got -1"),
         ({"rank_pattern": [1]}, r"rank_pattern must map names to numbers, got \[1\]"),
         ({"alpha_pattern": {"m": math.inf}}, r"alpha_pattern\['m'\] must be a finite number, got inf"),
-        ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern is not a pattern"),
-        ({"rank_pattern": {"(a+)+x": 2}}, r"'\(a\+\)\+x' in rank_pattern could take for ever to match"),
+        ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern must be the name of a module, or its end; merge"),
+        ({"rank_pattern": {"a?a?": 2}}, r"'a\?a\?' in rank_pattern must be the name of a module, or its end"),
         ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
         ({"fan_in_fan_out": 2}, "fan_in_fan_out must be true or false, got 2"),
         ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),
@@ -365,16 +328,13 @@ TENSORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**PAIR, "m.lora_B.bias": [1.0]}, {}, "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor"),
     ({**PAIR, "m.lora_magnitude_vector": [1.0]}, {}, "'base_model.model.m.lora_magnitude_vector' is neither"),
     ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
-    ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
     ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
-    ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.b.weight' is neither a LoRA factor nor"),
     ({**PAIR, "m.lora_embedding_A": [[1.0]], "m.lora_embedding_B": [[1.0]]}, {}, "both as an embedding and as a layer"),
     ({"m.lora_A.weight": [[1.0], [2.0]], "m.lora_B.weight": [[1.0]]}, {},
      r"ranks differ: .*\(2, 1\) .*save the adapter"),
     ({"m.lora_A.weight": torch.ones(4, 2, 3, 3), "m.lora_B.weight": torch.ones(6, 2, 1, 1)}, {"r": 4},
      "ranks differ: .*grouped convolutions are not supported"),
     ({"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]}, {}, "no LoRA factors; .*gather them before"),
-    ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
     ({"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
     ({"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]}, {}, "must be floating point, got I64 \\(quantised"),
     ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
@@ -402,8 +362,7 @@ def test_tensors_that_are_refused(
 def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
-    match = r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
-    refused(tmp_path, match)
+    refused(tmp_path, r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter")
 
 
 def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
@@ -420,9 +379,6 @@ def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
         tuned.save_pretrained(str(tmp_path / "attention"))
         adapt(Small(), tmp_path / "dora", target_modules=["first"], use_dora=True)
         adapt(Small(), tmp_path / "pissa", target_modules=["first"], init_lora_weights="pissa", r=2)
-    for name, message in {
-        "attention": "nn.MultiheadAttention",
-        "dora": "use_dora=True is not known to be harmless",
-        "pissa": "init_lora_weights='pissa' changes the base",
-    }.items():
-        refused(tmp_path / name, message)
+    refused(tmp_path / "attention", "nn.MultiheadAttention")
+    refused(tmp_path / "dora", "use_dora=True is not known to be harmless")
+    refused(tmp_path / "pissa", "init_lora_weights='pissa' changes the base")

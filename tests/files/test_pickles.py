@@ -12,7 +12,7 @@ import sys
 import types
 import warnings
 import zipfile
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,11 @@ from orthomerge.files.pickles import read_pickle
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LEGACY = [pytest.param(False, id="zip"), pytest.param(True, id="legacy")]
+
+@pytest.fixture(params=[False, True], ids=["zip", "legacy"])
+def legacy(request: pytest.FixtureRequest) -> bool:
+    """Whether files are written as torch before 1.6 wrote them."""
+    return bool(request.param)
 
 
 def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) -> Path:
@@ -188,7 +192,6 @@ STATES: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_state_dicts_come_back(
     tmp_path: Path, state: Callable[[], Mapping[str, torch.Tensor]], legacy: bool, protocol: int
@@ -199,7 +202,6 @@ def test_state_dicts_come_back(
     assert checkpoint.aliases == {}
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
     whole = normal(6, 8)
     state = {
@@ -220,7 +222,6 @@ def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
     assert checkpoint.aliases == {}
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_tied_weights_are_aliases(tmp_path: Path, legacy: bool) -> None:
     shared = normal(4, 4)
     state = {"embed": shared, "lm_head": shared, "same_bytes_other_shape": shared.T, "again": shared[:]}
@@ -245,15 +246,12 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     [
         lambda w: {"state_dict": w, "epoch": 3},
         lambda w: {"model_state_dict": w, "optimizer_state_dict": {"a": w}},
-        lambda w: {"model": w, "ema": {"x": normal(2)}},
         lambda w: {"module": w, "lr_schedulers": [1], "scaler": {"s": normal(1)}},
         lambda w: {"net": w, "rng_state": torch.zeros(3)},
         lambda w: {"whatever": w, "note": "text", 3: normal(2)},
-        lambda w: {"model": w, "state_dict": w, "x": w},
         lambda w: {"model": w, "loss": torch.tensor(0.5)},
         lambda w: {"outer": {"model": w, "opt": {"m": normal(1)}}},
         lambda w: {"weights": w, "adam": {"state": {0: {"m": normal(1)}, "y": w}, "param_groups": []}},
-        lambda w: OrderedDict(w, step=3, name="x", nothing=None),
         Odd,
         lambda w: defaultdict(list, w),
         lambda w: {**w, "a._extra_state": {"scale": normal(1)}},
@@ -264,7 +262,6 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         lambda w: {"state_dict": w, (1, 2): "tuple key", None: 1, 2.5: 2},
     ],
 )
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy: bool, protocol: int) -> None:
     checkpoint = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
@@ -276,12 +273,9 @@ def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy:
     [
         ({"net": weights(), "ema": weights()}, r"several sets of weights \('net', 'ema'\).*file of its own"),
         ({"w": normal(2), "deep": weights()}, r"beside them.*\('deep'\); it is unclear"),
-        ({"epoch": 3, "note": {"a": 1}}, "a mapping with no tensors by name; save it again with torch.save"),
-        ({0: normal(2)}, "a mapping with no tensors by name"),
         (normal(2), "a single tensor with no tensors by name"),
         ([weights()], "a list with no tensors by name"),
         (Slots(), r"test_pickles\.Slots with no tensors by name"),
-        (3, "a int with no tensors by name"),
         (nn.ReLU(), r"whole module \(torch.nn.modules.activation.ReLU\) without any weights"),
         ({"optimizer": weights()}, "with no tensors by name"),
     ],
@@ -303,7 +297,6 @@ def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
 # --- whole modules
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool) -> None:
@@ -313,16 +306,6 @@ def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool
     check(checkpoint, net.state_dict())
     assert checkpoint.aliases == {"tied.weight": "head.weight"}
     assert not any("passing" in name for name in checkpoint.entries)
-
-
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_whole_transformers_model(tmp_path: Path, legacy: bool) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
-    model = BertForSequenceClassification(config)
-    checkpoint = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
-    check(checkpoint, model.state_dict())
 
 
 def test_module_made_by_old_means(tmp_path: Path) -> None:
@@ -352,13 +335,11 @@ def test_modules_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_modules_that_cannot_be_read(tmp_path: Path) -> None:
-    refused(
-        forge(tmp_path / "m.pt", hollow(x=__import__("collections").deque())),
-        r"sub-module 'x' is collections.deque, whose weights cannot be read",
-    )
-    refused(
-        forge(tmp_path / "m.pt", hollow(x=Call(partial(nn.Linear), 3))), "sub-module 'x' is an object of unknown class"
-    )
+    for child, kind in (
+        (deque(), "collections.deque, whose"),
+        (Call(partial(nn.Linear), 3), "an object of unknown class"),
+    ):
+        refused(forge(tmp_path / "m.pt", hollow(x=child)), f"sub-module 'x' is {kind}")
     bad = {"_parameters": {3: tensor()}, "_modules": {}}
     module = Call(copyreg._reconstructor, nn.Module, object, None, state=bad)  # type: ignore[attr-defined]
     refused(forge(tmp_path / "m.pt", module), "a parameter has a name that is not text")
@@ -380,14 +361,12 @@ def odd_tensors() -> dict[str, tuple[torch.Tensor, str]]:
             "sparse": (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"),
             "nested": (torch.nested.nested_tensor([normal(2), normal(3)]), "_rebuild_nested_tensor"),
             "meta": (torch.empty(2, device="meta"), "_rebuild_meta_tensor_no_storage"),
-            "half_complex": (torch.zeros(2, dtype=torch.complex32), "torch.complex32"),
             "float8": (torch.zeros(2).to(torch.float8_e4m3fnuz), "torch.float8_e4m3fnuz"),
             "negated": (torch._neg_view(normal(2)), "a view that is negated"),
         }
 
 
 @pytest.mark.parametrize("name", list(odd_tensors()))
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
     value, how = odd_tensors()[name]
     with warnings.catch_warnings():
@@ -402,29 +381,22 @@ def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
     ("value", "match"),
     [
         (tensor(shape=(5,)), "'w' reaches to byte 20 of storage '0', which has 16; the file is damaged: fetch it"),
-        (tensor(offset=1), "'w' reaches to byte 20"),
         (tensor(strides=(2,)), "'w' reaches to byte 28"),
         (tensor(shape=(-1,)), "must have whole numbers from 0 on as shape, strides and offset"),
-        (tensor(strides=(-1,)), "must have whole numbers"),
-        (tensor(offset=-1), "must have whole numbers"),
-        (tensor(offset="0"), "must have whole numbers"),
         (tensor(offset=True), "must have whole numbers"),
         (tensor(shape=(1 << 20_000,), strides=(0,)), "must have whole numbers"),
         (tensor(shape=(2, 2)), "must have whole numbers"),
         (tensor(shape=(1,) * 65, strides=(1,) * 65), "must have whole numbers"),
-        (tensor(shape=None), "must have whole numbers"),
         (tensor(shape=(1 << 40,), strides=(0,)), r"repeats 16 bytes to make \d+; save a contiguous copy"),
         (tensor(Store(key="7")), "lies in storage '7', which the file does not have; the file is damaged"),
         (tensor(Store(numel=5)), "storage '0', which should have 20 bytes but has 16; the file is damaged"),
         (tensor(Store(numel=-5)), "storage '0', which should have -20 bytes but has 16"),
         (tensor(3), "a tensor is rebuilt from something that is not a storage"),
         (tensor(Store(numel="4")), "a persistent id is not that of a storage"),
-        (tensor(Store(key=0)), "a persistent id is not that of a storage"),
         (tensor(Store(kind=nn.Linear)), "'Linear' is not a known type of storage"),
         (Call(torch._utils._rebuild_tensor_v3, Store(), 0, (1,), (1,), False, {}, 3), "as a tensor without dtype"),
         (Call(torch._utils._rebuild_tensor_v2), "damaged, or was not written by torch.save .TypeError"),
         (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, (1,), {}), "is rebuilt from something else"),
-        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, [], {}), "is rebuilt from something else"),
     ],
 )
 def test_damaged_tensors(tmp_path: Path, value: Call, match: str) -> None:
@@ -451,7 +423,6 @@ class Evil:
         return os.system, (f"touch {self.target}",)
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("nest", [lambda e: e, lambda e: {**weights(), "x": e}, lambda e: {"optimizer": [e]}])
 def test_nothing_is_run(
@@ -487,11 +458,6 @@ def test_hostile_globals(tmp_path: Path, path: str) -> None:
     refused(tmp_path / "m.pt", "asks to run")
 
 
-def test_dotted_names_reach_no_module(tmp_path: Path) -> None:
-    data = b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93."
-    refused(forge(tmp_path / "m.pt", data), r"asks to run torch.os.system")
-
-
 def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
     """A module whose import would leave a mark is never imported, and a call on it never made."""
     (tmp_path / "trap_of_ours.py").write_text("raise SystemExit('imported')")
@@ -506,15 +472,11 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
     ("data", "match"),
     [
         (b"\x80\x02\x82\x01.", "uses the pickle opcode EXT1, which torch does not write"),
-        (b"\x80\x02\x83\x01\x00.", "opcode EXT2"),
-        (b"\x80\x02\x84\x01\x00\x00\x00.", "opcode EXT4"),
         (b"Pname\n.", "opcode PERSID"),
         (b"\x80\x05\x97.", "opcode NEXT_BUFFER"),
         (b"\x80\x02N", "damaged, or was not written by torch.save .ValueError"),
         (b"\x80\x02.", "damaged.*IndexError"),
         (b"\x80\x02K\x01\x85.", "a tuple with no tensors"),
-        (b"\x80\x02\x86.", "IndexError"),
-        (b"\x80\x02h\x05.", "KeyError"),
         (b"\x80\x02K\x01)R.", "it calls something that is neither a class nor a function"),
         (b"\x80\x02cfoo\nbar\nK\x01R.", "the arguments of a call are not a tuple"),
         (b"\x80\x02K\x01}b.", "state is set on something that cannot have any"),
@@ -522,19 +484,14 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
         (b"\x80\x02K\x01K\x02K\x03s.", "items are set on something that is not a mapping"),
         (b"\x80\x02}(K\x02u.", "ValueError"),
         (b"\x80\x04K\x01K\x02\x93.", "the name of a class is not a string"),
-        (b"\x80\x02NQ.", "a persistent id is not that of a storage"),
-        (b"Np1\n.", "opcode PUT"),
         (b"(ios\nsystem\n.", "opcode INST"),
         (b"(cos\nopen\no.", "asks to run os.open"),
-        (b"\x80\x02(cfoo\nbar\no.", "opcode OBJ"),
+        (b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93.", "asks to run torch.os.system"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "a NoneType with no tensors"),  # 64 GiB for Python's own unpickler
         (b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.", "no tensors"),  # a crash for Python's own unpickler
         (b"\x80\x02" + b"}U\x01a" * 20_000 + b"}" + b"s" * 20_000 + b".", "RecursionError"),
-        (b"\x80\x02" + b"(" * 20_000 + b".", "IndexError"),
-        (b"\x80\x02N2.", "opcode DUP"),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ValueError"),
         (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "a NoneType with no tensors"),
-        (b"\x80\x02\x8b\xff\xff\xff\x7f\x01.", "ValueError"),
         (b"I" + b"9" * 5_000 + b"\n.", "ValueError"),
         (b"\x80\x02X\x02\x00\x00\x00\xff\xff.", "UnicodeDecodeError"),
         (b"\x80\x02(K\x01t0](K\x021\x85K\x010.", "a tuple with no tensors"),
@@ -579,14 +536,6 @@ def test_local_header_must_agree(tmp_path: Path, at: int, value: int) -> None:
     refused(path, "member archive/data/0 is not where the directory says")
 
 
-def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
-    """torch pads the local header so that storages are aligned; the directory knows nothing of it."""
-    path = save(weights(), tmp_path / "m.pt")
-    with zipfile.ZipFile(path) as archive:
-        assert not any(info.extra for info in archive.infolist())
-    assert all(entry.offset % 64 == 0 for entry in read_pickle(path).entries.values())
-
-
 def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "_MAX_DIRECTORY", 1_000)
     path = forge(tmp_path / "m.pt", {}, extra={f"archive/{i}": b"" for i in range(100)})
@@ -604,11 +553,6 @@ def encrypted(path: Path) -> None:
     path.write_bytes(data)
 
 
-def not_of_torch(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "hello")
-
-
 def archive_with(name: str, data: bytes = b"") -> Callable[[Path], object]:
     """An archive of torch with one member more."""
     return lambda path: forge(path, {"w": tensor()}, extra={name: data})
@@ -619,15 +563,12 @@ OTHER_FILES: list[tuple[Callable[[Path], object] | bytes, str]] = [
     (b"", "m.pt is empty: fetch it again"),
     (LFS, "LFS pointer.*`git lfs pull`"),
     (b"\n <!DOCTYPE html><html>", "is a web page, not the weights"),
-    (b"<html><body>", "is a web page"),
     (b"\x02\0\0\0\0\0\0\0{}", "is a safetensors file: give it the ending .safetensors"),
     (b"hello world", r"is not a file of torch.save \(it begins with b'hello wo'\); fetch the weights again"),
-    (b"\x93NUMPY", "is not a file of torch.save"),
     (b"\x80", "is damaged"),
     (pickle.dumps({"a": 1}), "is a plain pickle, not a file of torch.save; save it again"),
     (b"PK\x03\x04 and no more", "is damaged, or was not written by torch.save .File is not a zip file"),
     (b"PK\x05\x06" + bytes(18), "with 0 files 'data.pkl'"),
-    (not_of_torch, r"zip archive with 0 files 'data.pkl'.*unpack it first"),
     (archive_with("other/data.pkl"), r"zip archive with 2 files 'data.pkl'"),
     (archive_with("archive/constants.pkl"), r"TorchScript archive; save torch.jit.load"),
     (archive_with("archive/byteorder", b"big"), r"must have byte order b'little', got b'big'; load it"),
@@ -669,7 +610,6 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
 # --- damage of every kind
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
 def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
     whole = save(weights(), tmp_path / "m.pt", legacy=legacy).read_bytes()
     path = tmp_path / "cut.pt"

@@ -34,14 +34,11 @@ ORDERS = {
     "nothing": [],
     "whole": [(0, SIZE)],
     "in order": [(start, 70_000) for start in range(0, SIZE, 70_000)],
-    "backwards": [(start, 70_000) for start in range(SIZE - 70_000, -1, -70_000)],
-    "first half": [(0, SIZE // 2)],
     "second half": [(SIZE // 2, SIZE // 2)],
     "small gaps": [(8, 1000), (2000, 1000), (100_000, 50), (SIZE - 3, 3)],
     "gap as large as may be": [(GAP, 100)],
     "gap too large": [(GAP + 1, 100), (0, 10)],
     "overlaps": [(0, 1000), (500, 1000), (1500, 100), (1000, 5000)],
-    "same again": [(0, 1000), (0, 1000), (1000, 1000)],
     "empty runs": [(0, 0), (100, 0), (100, 10), (110, 0), (SIZE, 0)],
     "shuffled": random.Random(1).sample([(start, 7_000) for start in range(0, SIZE, 7_000)], SIZE // 7_000),
 }
@@ -52,7 +49,6 @@ def test_the_hash_does_not_depend_on_the_order_of_reading(path: Path, order: lis
     content, file, expected = path.read_bytes(), RawFile(path), digest(path)
     for offset, length in order:
         assert bytes(file.read(offset, length).numpy()) == content[offset : offset + length]
-    assert file.digest() == expected
     assert file.digest() == expected
     # Reading on after the hash is known changes nothing.
     assert bytes(file.read(10, 10).numpy()) == content[10:20]
@@ -100,12 +96,12 @@ def test_reads_that_come_in_pieces_are_put_together(path: Path, monkeypatch: pyt
     assert file.digest() == digest(path)
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_read_beyond_the_end(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     file = RawFile(tmp_path / "empty")
-    assert (file.size, file.digest()) == (0, f"blake3:{blake3().hexdigest()}")
     with pytest.raises(CheckpointError, match=r"empty ends at byte 0, 1 bytes too early; the file was cut short"):
         file.read(0, 1)
+    assert (file.size, file.digest()) == (0, f"blake3:{blake3().hexdigest()}")
 
 
 @pytest.mark.parametrize("how", ["read", "bytes", "digest"])
@@ -121,14 +117,6 @@ def test_a_file_cut_short_while_open_is_an_error_and_not_a_crash(path: Path, how
         actions[how]()
     with pytest.raises(CheckpointError, match="weights changed while it was read; run the command again"):
         file.check_unchanged()
-
-
-def test_a_short_read_does_not_spoil_the_hash(path: Path) -> None:
-    file = RawFile(path)
-    file.read(0, 100)
-    with pytest.raises(CheckpointError, match=f"ends at byte {SIZE}"):
-        file.read(100, SIZE)
-    assert file.digest() == digest(path)
 
 
 def _rewrite(path: Path) -> None:
@@ -153,26 +141,18 @@ def _grow(path: Path) -> None:
     ("change", "what"), [(_rewrite, "changed"), (_replace, "changed"), (_grow, "changed"), (Path.unlink, "vanished")]
 )
 def test_a_file_that_changed_is_refused(path: Path, change: Callable[[Path], None], what: str) -> None:
-    file = RawFile(path)
+    before, file = digest(path), RawFile(path)
     file.check_unchanged()
     change(path)
+    assert change is not _replace or file.digest() == before != digest(path)  # read as it was
     with pytest.raises(CheckpointError, match=f"weights {what} while it was read; run the command again"):
         file.check_unchanged()
 
 
-def test_a_replaced_file_is_read_as_it_was(path: Path) -> None:
-    before, file = digest(path), RawFile(path)
-    _replace(path)
-    assert file.digest() == before != digest(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [("nowhere", ".*nowhere: No such file"), ("x" * 300, ".*: File name too long"), ("a\0b", ".*: .*null byte")],
-)
-def test_names_of_no_file(tmp_path: Path, name: str, match: str) -> None:
-    with pytest.raises(CheckpointError, match=f"cannot open {match}"):
-        RawFile(tmp_path / name)
+def test_names_of_no_file(tmp_path: Path) -> None:
+    for name, match in (("nowhere", "No such file"), ("x" * 300, "File name too long"), ("a\0b", ".*null byte")):
+        with pytest.raises(CheckpointError, match=f"cannot open .*: {match}"):
+            RawFile(tmp_path / name)
 
 
 def test_only_plain_files_are_read(tmp_path: Path) -> None:

@@ -73,22 +73,6 @@ def test_what_a_killed_writer_left_goes_and_what_others_write_stays(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == [precious, path]
 
 
-def test_a_file_taken_for_left_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, taken = fcntl.flock, list[Path]()
-
-    def late(file: object, mode: int) -> None:
-        if not taken:
-            taken.extend(tmp_path.iterdir())
-            taken[0].unlink()
-        original(file, mode)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with replacing(tmp_path / "file") as file:
-        file.write(b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
-    assert len(taken) == 1
-
-
 def test_a_file_taken_for_left_that_is_still_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, removers = fcntl.flock, list[threading.Timer]()
 
@@ -110,7 +94,7 @@ def test_a_file_taken_for_left_that_is_still_being_removed(tmp_path: Path, monke
     with replacing(tmp_path / "file") as file:
         file.write(b"new")
         removers[0].join()
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

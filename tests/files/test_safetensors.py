@@ -12,7 +12,7 @@ import pytest
 import torch
 from blake3 import blake3
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from orthomerge.core.errors import CheckpointError, OutputError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, is_float, torch_dtype
@@ -32,11 +32,8 @@ def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
-    )
+    bits = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
 
 
 def values(entry: Entry) -> torch.Tensor:
@@ -64,17 +61,6 @@ EVERYTHING = {
     f"{dtype}.{'x'.join(map(str, shape)) or 'scalar'}": tensor(dtype, shape, number)
     for number, (dtype, shape) in enumerate((dtype, shape) for dtype in DTYPES for shape in SHAPES)
 }
-
-
-def test_what_the_library_writes_is_read_here(tmp_path: Path) -> None:
-    save_file(EVERYTHING, tmp_path / "x.safetensors", metadata={"format": "pt", "ü": "ß"})
-    entries = read_safetensors(tmp_path / "x.safetensors")
-    assert set(entries) == set(EVERYTHING)
-    for name, expected in EVERYTHING.items():
-        assert same(values(entries[name]), expected), name
-        assert entries[name].spec.shape == tuple(expected.shape)
-    offsets = [entry.offset for entry in entries.values()]
-    assert offsets == sorted(offsets)
 
 
 def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
@@ -129,60 +115,34 @@ def _tensor(**changes: Any) -> dict[str, Any]:
     return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
 
 
-TWO = bytes(16)
 EMPTY = _tensor(shape=[0], data_offsets=[4, 4])
 HUGE = _tensor(shape=[2**40, 2**40, 0], data_offsets=[0, 0])
 # Header (or the bytes of one), data, and what must be said.
 HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "trailing bytes": ({"a": _tensor()}, bytes(11), "x has 3 bytes after its last tensor; the file is damaged"),
-    "trailing bytes without tensors": ({}, b"x", "x has 1 bytes after its last tensor"),
     "cut short": ({"a": _tensor()}, bytes(5), "x was cut short: 3 bytes of its last tensors are missing; fetch"),
     "overlap": ({"a": _tensor(), "b": _tensor(data_offsets=[4, 12])}, bytes(12), "tensor 'b' overlaps another tensor"),
-    "same bytes twice": ({"a": _tensor(), "b": _tensor()}, bytes(8), "tensor 'b' overlaps another tensor"),
     "gap": ({"a": _tensor(), "b": _tensor(data_offsets=[9, 17])}, bytes(17), "'b' leaves 1 bytes unaccounted for"),
-    "gap in front": ({"a": _tensor(data_offsets=[8, 16])}, TWO, "tensor 'a' leaves 8 bytes unaccounted for"),
-    "empty tensor in the void": (
-        {"a": _tensor(), "b": EMPTY | {"data_offsets": [99, 99]}},
-        bytes(8),
-        "'b' leaves 91 bytes",
-    ),
     "empty tensor inside another": ({"a": _tensor(), "b": EMPTY}, bytes(8), "tensor 'b' overlaps another tensor"),
     "wrong length": ({"a": _tensor(shape=[3])}, bytes(8), r"tensor 'a' is \(3,\) F32, 12 bytes, but the header gives"),
     "backwards": ({"a": _tensor(data_offsets=[8, 0])}, bytes(8), "'a' is .*8 bytes, but the header gives it -8"),
     "overflow": (
         {"a": _tensor(shape=[2**61, 2**61])},
         bytes(8),
-        r"tensor 'a' has invalid shape \[23058.* the file is damaged",
+        r"'a' has invalid shape \[23058.* the file is damaged",
     ),
-    "overflow hidden by a zero": (
-        {"a": HUGE},
-        b"",
-        r"'a' has invalid shape \[1099511627776, 1099511627776, 0\] or offsets \[0, 0\]; ",
-    ),
+    "overflow hidden by a zero": ({"a": HUGE}, b"", r"'a' has invalid shape \[1099511627776, 1099511627776, 0\] or"),
     "too many axes": ({"a": _tensor(shape=[1] * 99)}, bytes(8), "tensor 'a' has invalid shape .{80} or offsets"),
-    "huge number": ({"a": _tensor(shape=[2**62])}, bytes(8), "tensor 'a' has invalid shape"),
     "negative": ({"a": _tensor(shape=[-2])}, bytes(8), r"tensor 'a' has invalid shape \[-2\] or offsets \[0, 8\]"),
-    "fraction": ({"a": _tensor(shape=[2.0])}, bytes(8), r"tensor 'a' has invalid shape \[2.0\]"),
     "truth": ({"a": _tensor(dtype="U8", shape=[True], data_offsets=[0, 1])}, b"x", r"'a' has invalid shape \[True\]"),
-    "no list": ({"a": _tensor(shape=2)}, bytes(8), "tensor 'a' has invalid shape 2"),
-    "three offsets": ({"a": _tensor(data_offsets=[0, 8, 8])}, bytes(8), r"or offsets \[0, 8, 8\]"),
     "no offsets": ({"a": _tensor(data_offsets=None)}, bytes(8), "or offsets None"),
     "unknown dtype": ({"a": _tensor(dtype="F4")}, bytes(8), r"'a' has dtype 'F4', which is not supported \(known: F64"),
-    "dtype in lower case": ({"a": _tensor(dtype="f32")}, bytes(8), "'a' has dtype 'f32', which is not supported"),
-    "dtype a list": ({"a": _tensor(dtype=["F32"])}, bytes(8), r"'a' has dtype \['F32'\], which is not supported"),
     "dtype a mapping": ({"a": _tensor(dtype={})}, bytes(8), r"'a' has dtype \{\}, which is not supported"),
-    "missing field": ({"a": {"dtype": "F32", "shape": [2]}}, bytes(8), "'a' must have dtype, shape and data_offsets"),
     "extra field": ({"a": _tensor(strides=[1])}, bytes(8), "tensor 'a' must have dtype, shape and data_offsets"),
     "no mapping": ({"a": [1]}, bytes(8), "tensor 'a' must have dtype, shape and data_offsets"),
-    "metadata nested": ({"__metadata__": {"a": {"b": "c"}}}, b"", "x: '__metadata__' must hold strings only"),
     "metadata numbers": ({"__metadata__": {"a": 1}}, b"", "x: '__metadata__' must hold strings only"),
-    "metadata a list": ({"__metadata__": ["a"]}, b"", "x: '__metadata__' must hold strings only"),
     "metadata a tensor": ({"__metadata__": _tensor()}, bytes(8), "x: '__metadata__' must hold strings only"),
-    "duplicate key": (
-        b'{"a":{"dtype":"F32"},"a":{"dtype":"I32"}}',
-        b"",
-        "of .*x has the key 'a' twice; do not trust this file",
-    ),
+    "duplicate key": (b'{"a":{"dtype":"F32"},"a":{"dtype":"I32"}}', b"", "of .*x has the key 'a' twice; do not trust"),
 }
 
 
@@ -218,14 +178,11 @@ def test_broken_beginnings(tmp_path: Path) -> None:
     header = json.dumps({"a": _tensor()}).encode()
     for data, match in (
         (b"", "x has 0 bytes, too few for a safetensors file: fetch it again"),
-        (bytes(7), "x has 7 bytes, too few"),
         (bytes(8), "the header of .*x is not valid JSON"),
-        (bytes(100), "the header of .*x is not valid JSON"),
         (len(header).to_bytes(8, "little") + header[:-1], "was cut short: its header would be"),
         ((1 << 40).to_bytes(8, "little") + header, f"its header would be {1 << 40} bytes long; fetch it again"),
         (b"\xff" * 8 + header, "is not a safetensors file, or was cut short"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"Git LFS pointer.*`git lfs pull`"),
-        (b"<!DOCTYPE html><html></html>", "is not a safetensors file"),
         (b"PK\x03\x04" + bytes(60), "is not a safetensors file|not valid JSON"),
     ):
         (tmp_path / "x").write_bytes(data)
@@ -255,14 +212,11 @@ def random(count: int = 5) -> dict[str, torch.Tensor]:
 PLANS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
     "nothing": ((), 10, [[]]),
     "all in one": ((5, 5), 10, [[5, 5]]),
-    "one byte too many": ((5, 6), 10, [[5], [6]]),
     "too large for any": ((11,), 10, [[11]]),
-    "too large, first": ((11, 1), 10, [[11], [1]]),
     "too large, between": ((1, 11, 1), 10, [[1], [11], [1]]),
     "full to the brim": ((10, 10), 10, [[10], [10]]),
     "no reordering": ((6, 6, 4, 4), 10, [[6], [6, 4], [4]]),
     "empty tensors": ((0, 10, 0, 1, 0), 10, [[0, 10, 0], [1, 0]]),
-    "one each": ((1, 1, 1), 1, [[1], [1], [1]]),
 }
 
 
@@ -328,12 +282,9 @@ def test_tensors_without_elements_need_no_block_and_may_have_one(tmp_path: Path,
 A, B = torch.ones(2), torch.ones(3)
 WRONG: dict[str, tuple[list[tuple[str, torch.Tensor]], str]] = {
     "out of order": ([("b", B), ("a", A)], "a block of 'b' came where 8 bytes of 'a' were due"),
-    "unknown": ([("c", A)], "a block of 'c' came where 8 bytes of 'a' were due"),
     "too large": ([("a", B)], "a block of 'a' came where 8 bytes of 'a' were due"),
-    "too large in the end": ([("a", A[:1]), ("a", A)], "a block of 'a' came where 4 bytes of 'a' were due"),
     "too small": ([("a", A[:1]), ("b", B)], "a block of 'b' came where 4 bytes of 'a' were due"),
     "too few": ([("a", A)], "a block of None came where 12 bytes of 'b' were due"),
-    "none": ([], "a block of None came where 8 bytes of 'a' were due"),
     "too many": ([("a", A), ("b", B), ("c", A)], "a block of 'c' came after the last tensor"),
     "wider": ([("a", A.double()), ("b", B)], "a block of 'a' came where 8 bytes of 'a' were due"),
 }
@@ -346,13 +297,6 @@ def test_blocks_that_do_not_fit_are_a_defect_of_ours(
     specs = {"a": Spec((2,), "F32"), "b": Spec((3,), "F32")}
     with pytest.raises(AssertionError, match=match):
         write_shards(tmp_path, specs, blocks, max_bytes=10**6)
-
-
-def test_a_file_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("mine")
-    with pytest.raises(FileExistsError):
-        write(tmp_path, {"a": A})
-    assert (tmp_path / "model.safetensors").read_text() == "mine"
 
 
 @pytest.mark.parametrize("fault", ["flipped", "lost", "header"])

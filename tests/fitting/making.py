@@ -1,7 +1,5 @@
 """Settings of `orthomerge.testing.settings` with variations, and steps of gates, for tests of fitted methods."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

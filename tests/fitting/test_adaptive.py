@@ -1,7 +1,5 @@
 """AdaMerging and Concrete merging: less entropy by coefficients, relaxed coin tosses, exact gradients, two levels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Fisher merging and LM-Cocktail: the linear softmax by hand, gradients input by input, weights from losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

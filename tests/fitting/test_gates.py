@@ -1,7 +1,5 @@
 """Gates: weights by their formulas, gradients against autograd, steps, and states that continue to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.fitting.making import Steps, numbers

@@ -1,7 +1,5 @@
 """The loop and its objectives: exact gradients, a killed run that ends as if it were not, the best kept, refusals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What fitted methods have in common: options that are refused, broken experts, equal experts, few inputs, starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf, nan
 from typing import Any

@@ -1,7 +1,5 @@
 """Model Tailor: no sparsity and full, how much is kept, and which sign of the compensation makes up for the rest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

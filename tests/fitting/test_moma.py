@@ -1,7 +1,5 @@
 """MOMA: losses by hand, planted masks and rotations that are found, maps that go into the heads, every variant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

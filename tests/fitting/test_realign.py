@@ -1,7 +1,5 @@
 """Realign and its mixtures: stages that held-out inputs choose among, mixtures where inputs are few."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

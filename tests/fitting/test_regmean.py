@@ -1,7 +1,5 @@
 """RegMean and RegMean++: the normal equations, better than the average, padding, shared weights, merged blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Inputs by row over all tasks, held-out inputs, the order of steps; and an encoder in one flat tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass

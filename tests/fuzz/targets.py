@@ -102,7 +102,7 @@ def _make_shards(folder: Path) -> None:
 
 def _make_adapter(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "task_type": "SEQ_CLS", "modules_to_save": ["classifier"]}
-    config |= {"rank_pattern": {"layer.1.q": 1}, "alpha_pattern": {".*1.q": 3}, "use_rslora": True, "bias": "none"}
+    config |= {"rank_pattern": {"layer.1.q": 1}, "alpha_pattern": {"1.q": 3}, "use_rslora": True, "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     draw = torch.Generator().manual_seed(0)
     tensors = {"base_model.model.classifier.weight": torch.randn(2, 4, generator=draw)}

@@ -21,6 +21,7 @@ from tests.fuzz.targets import canonical
 
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.core.schema import build
+from orthomerge.files import checkpoint
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.runs.recipe import Recipe, parse_value, read_recipe
@@ -28,7 +29,7 @@ from orthomerge.runs.recipe import Recipe, parse_value, read_recipe
 STEADY = settings(
     max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.float64]
+DTYPES = [getattr(torch, name) for _, name in checkpoint.DTYPES.values()]
 NAMES = st.from_regex(r"[a-z0-9_]{1,9}(\.[a-z0-9_]{1,9}){0,3}", fullmatch=True)
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 ANYTHING = st.recursive(

@@ -1,7 +1,5 @@
 """Task vectors of a few numbers, merges of all their blocks, and methods applied to one matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -4,8 +4,6 @@ Its `cat`, `svd` and `*_svd` ways work on the products, as we do: they agree at 
 `dare_*` ways merge A and B apart, which is no merge of the products: they agree with our methods on the factors alone.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

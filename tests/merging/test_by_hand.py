@@ -1,7 +1,5 @@
 """Methods that merge entry by entry, on numbers that are worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

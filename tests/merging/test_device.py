@@ -1,7 +1,5 @@
 """Matrices merged on another device: the same merge, but for the last digits of a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

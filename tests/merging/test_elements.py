@@ -1,7 +1,5 @@
 """Methods that merge entry by entry: theorems, their formulas written out naively, and options that are refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import combinations

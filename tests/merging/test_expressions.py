@@ -1,7 +1,5 @@
 """Expressions over task vectors: what they stand for, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """KnOTS: theorems (linear mergers, planted bases), the authors' steps written out, factors against dense, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """TSV-Merge, Iso-C, Iso-CTS and WUDI against naive oracles, by their theorems, and at their edges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

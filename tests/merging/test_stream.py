@@ -1,7 +1,5 @@
 """The engine: in order, in bounded memory, and without threads that outlive it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

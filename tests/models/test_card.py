@@ -17,7 +17,7 @@ from tests.models.making import stock
 import orthomerge as om
 from orthomerge.evaluation.records import Record
 from orthomerge.files.folders import MANIFEST
-from orthomerge.files.hub import fetch
+from orthomerge.files.opening import fetch
 from orthomerge.models.card import model_card
 from orthomerge.models.manifest import licence_of, read_manifest
 from orthomerge.models.saved import verify_folder

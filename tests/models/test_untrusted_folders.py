@@ -179,7 +179,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr("orthomerge.files.hub.fetch", refuse)
+    monkeypatch.setattr("orthomerge.files.opening.fetch", refuse)
     return requests
 
 

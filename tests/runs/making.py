@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.berts import write_tables
 
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 
 RECIPE = """\
 base: base
@@ -65,7 +65,7 @@ class Killed(BaseException):
     """Not an error that anybody catches."""
 
 
-class KillAt(Watch):
+class KillAt(Progress):
     """Ends a run where a stage begins."""
 
     def __init__(self, name: str) -> None:

@@ -1,10 +1,10 @@
 """Tiny bases with random weights, and tasks that are learnt in seconds: a word is there, an image is bright."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,6 @@ from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.settings import Tuning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

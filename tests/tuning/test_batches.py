@@ -1,7 +1,5 @@
 """Settings that are checked, orders drawn by a seed, the batches made of them, and images that are shifted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

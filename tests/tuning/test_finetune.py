@@ -1,7 +1,5 @@
 """Making experts: every mode learns, what is written is stock, and a seed decides everything."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The tangent model: f at tau = 0, affine in tau, its derivative that of the network; its merges add up exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,9 +1,8 @@
 """Joint training: one encoder, a head for each task."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.tuning.finetune import finetune_jointly
 from orthomerge.tuning.settings import Tuning
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUICK: dict[str, Any] = {"epochs": 3.0, "batch": 16, "lr": 3e-3, "head_lr": 1e-2, "device": "cpu"}
 

@@ -1,7 +1,5 @@
 """benchmarks/tangent.py: what it chooses, what it claims, and a small run of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

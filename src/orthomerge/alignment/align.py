@@ -1,34 +1,28 @@
 """Fit new heads to a model, from features of the same inputs under its encoder and its experts' encoders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
-from orthomerge.alignment.aligners import chosen_aligner
+from orthomerge.alignment.aligners import Alignment, chosen_aligner
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.version import VERSION
 from orthomerge.data.reading import sources_of, unlabelled_tasks
+from orthomerge.data.task import Split
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Head, head_of, rebuilt
+from orthomerge.models.heads import Classifier, Extra, Head, head_of, rebuilt
 from orthomerge.models.manifest import short_hashes
+from orthomerge.models.model import Model
 from orthomerge.models.saved import resolve
 from orthomerge.models.writing import plain, versions
-
-if TYPE_CHECKING:
-    from orthomerge.alignment.aligners import Alignment
-    from orthomerge.data.task import Split
-    from orthomerge.models.heads import Classifier, Extra
-    from orthomerge.models.model import Model
 
 _ROWS = 256  # inputs on which rounding is measured
 _MOST_GAP = 1e-5  # largest change of float32 logits by rounding, as a share of the largest logit

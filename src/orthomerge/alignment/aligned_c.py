@@ -18,8 +18,6 @@ Differs from the paper: `paper` is the authors' code for BERT (5 epochs, lr 5e-4
 dropout of their frozen encoder; `tuned`, the default, is trained until it converges.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ rises by more than two standard errors; with fewer than two per class losses are
 held-out input has no other of its class. With one input the head is left unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import cast

@@ -1,7 +1,5 @@
 """Adam over batches of inputs in float32, reproducible by its seed; gradients in closed form, faster than autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat

@@ -11,8 +11,6 @@ If the head has no bias, c = 0.
 Letters: W [m, d], b [m] the head's first linear map: the hidden layer, if there is one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

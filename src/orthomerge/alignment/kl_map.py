@@ -15,8 +15,6 @@ second-order expansion at the expert's own outputs.
 Letters: H [n, d] the inputs of the head's first map, z [n, C] the expert's logits, D [m, d + 1], G [m, r].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ without which fewer inputs than features would be overfitted.
 Letters: H, T [n, d] the head's inputs from the merged encoder and from the expert; W [m, d] its first linear map.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -16,8 +16,6 @@ Letters: x, t the head's inputs from merged and expert encoder; C = sum x x^T, S
 [m, d] the head's first linear map, Q_0 the polar factor of W.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -20,8 +20,6 @@ Letters: h, t the head's inputs from merged and expert encoder, rows of H, T [n,
 the first linear map.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

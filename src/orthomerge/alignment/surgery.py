@@ -21,8 +21,6 @@ the authors' code evaluates on the test set 50 times and reports the best. Compa
 `steps` 5000.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

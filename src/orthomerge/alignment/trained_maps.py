@@ -23,8 +23,6 @@ the identity as start, 1000 steps, a cosine, and at the end (`project`) the near
 the head normalises, moma-orthogonal takes H and T times the mean norm of the expert's features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

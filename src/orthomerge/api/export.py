@@ -27,7 +27,7 @@ def export(
         return export_onnx(value, target, task=task, force=force, inputs=inputs)
     if task is None:
         raise RecipeError("a transformers classifier has one head; give the 'task', or format='onnx'")
-    from orthomerge.models.writing import write_stock as write
+    from orthomerge.models.writing import write_stock
 
-    write(value, task, target, force=force, inputs=inputs)
+    write_stock(value, task, target, force=force, inputs=inputs)
     return {"task": task}

@@ -39,14 +39,13 @@ def analogy(
         raise RecipeError(f"an analogy is for one task, got --data of {len(data)}")
     ((task, source),) = data.items()
     request, experts, options = edit.open(progress)
-    found = om.analogy(experts, form, task, source, independent=independent, **options)
-    yield {**asdict(found.search), "out": None if found.model is None else request.out}
-    yield from _lines(found.search, form)
-    reason = (
-        f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not written; "
-        "give another --grid, or another analogy"
-    )
-    yield from edit.write(found.model, request, data=[source], reason=reason, progress=progress)
+    result = om.analogy(experts, form, task, source, independent=independent, **options)
+    yield {**asdict(result.search), "out": None if result.model is None else request.out}
+    yield from _lines(result.search, form)
+    failure = f"nothing of the grid is better for {task!r} than the base itself"
+    if result.model is None:
+        yield f"that is the base: {failure}"
+    yield from edit.write(result.model, request, data=[source], failure=failure, progress=progress)
 
 
 def _lines(search: Analogy, form: Form) -> Parts:
@@ -65,5 +64,3 @@ def _lines(search: Analogy, form: Form) -> Parts:
         f"{best.scale:g} {form.c} + {best.shift:g} ({form.b} - {form.a}), scored with the head of {form.c}; "
         f"coefficients chosen on validation data of {search.task}"
     )
-    if best.scale == best.shift == 0:
-        yield "that is the base: nothing of the grid is better"

@@ -1,9 +1,4 @@
-"""The command `orthomerge`: parse, call the library, print. Nothing heavy is imported before a command runs.
-
-Exit codes: 0 done; 1 other errors; 2 recipe or arguments; 3 a checkpoint is missing, broken or unsupported; 4 inputs
-do not fit together; 5 the output cannot be written or does not verify; 6 NaN, infinity or overflow; 130 and 143
-interrupted.
-"""
+"""The command `orthomerge`: parse, call the library, print. Nothing heavy is imported before a command runs."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,6 +23,7 @@ from orthomerge.core.errors import RecipeError, nearest
 
 Parts = Iterator[Part]
 _PROGRAM = "orthomerge"
+_SECTIONS = ("Input", "How", "Output")  # what a command reads, how it works, what it writes
 _DISPLAY = (
     click.Option(["--json"], is_flag=True, help="Print one JSON document."),
     click.Option(["-q", "--quiet"], is_flag=True, help="Print no progress."),
@@ -31,12 +33,13 @@ _DISPLAY = (
 
 @dataclass(frozen=True)
 class Flag:
-    """Help and names of a parameter on the command line; its class is the section of the help screen.
+    """Help and names of a parameter on the command line. `section`: that of the help screen.
 
     `metavar`: placeholder of the value. `short`: a second name of one letter. `name`: the long name, if it differs from
     the parameter's. `default`: the default in words, if the value does not tell. `positional`: not a flag.
     """
 
+    section: str
     help: str
     metavar: str | None = None
     short: str = ""
@@ -45,16 +48,7 @@ class Flag:
     positional: bool = False
 
 
-class Input(Flag):
-    """Flag that selects what a command reads."""
-
-
-class How(Flag):
-    """Flag that controls how a command works."""
-
-
-class Output(Flag):
-    """Flag that controls what a command writes or prints."""
+Input, How, Output = (partial(Flag, section) for section in _SECTIONS)
 
 
 class Command(click.Command):
@@ -62,7 +56,7 @@ class Command(click.Command):
 
     def __init__(self, function: Callable[..., Parts], usage: Sequence[str], examples: Sequence[str]) -> None:
         self.function, self.usage, self.examples = function, usage, examples
-        self.sections: dict[str, list[click.Parameter]] = {"Input": [], "How": [], "Output": []}
+        self.sections: dict[str, list[click.Parameter]] = {section: [] for section in _SECTIONS}
         self.groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         parameters = _parameters(function)
         self.reports = parameters.pop("progress", None) is not None
@@ -73,7 +67,7 @@ class Command(click.Command):
                 self.groups[name] = kind, list(fields)
             for field, (annotated, value) in fields.items():
                 type_, flag = get_args(annotated)
-                self.sections[type(flag).__name__].append(_option(field, type_, flag, value))
+                self.sections[flag.section].append(_option(field, type_, flag, value))
         self.sections["Output"] += _DISPLAY
         super().__init__(
             function.__name__,

@@ -49,9 +49,7 @@ def merge(
 
     Each task keeps its own labels and head on the one merged encoder.
     """
-    from orthomerge.api.merge import search_scale
     from orthomerge.api.request import read_request
-    from orthomerge.models.experts import Experts
     from orthomerge.models.manifest import read_manifest
     from orthomerge.runs.models import plan, write
 
@@ -77,6 +75,9 @@ def merge(
             raise SystemExit(planned.problems[0].error.exit_code)
         return
     if recipe.searches_scale:
+        from orthomerge.api.merge import search_scale
+        from orthomerge.models.experts import Experts
+
         opened, chosen = Experts(recipe.opening).check(), recipe.merge
         how = {"seed": chosen.seed, "device": chosen.device, "vector": chosen.vector}
         search = search_scale(opened, chosen.method, columns.of(data), chosen.parameters, **how)

@@ -39,28 +39,25 @@ def negate(
 
     request, experts, options = edit.open(progress)
     sources = sources_of(columns.of(data), experts.tasks)
-    found = om.negate(experts, target, sources, controls=control or None, heads=heads, keep=keep, **options)
-    searches = {"negated": found.search, "random": found.random}
+    result = om.negate(experts, target, sources, controls=control or None, heads=heads, keep=keep, **options)
+    searches = {"negated": result.search, "random": result.random}
     documents = {name: {**asdict(search), "kept": search.kept} for name, search in searches.items()}
-    yield {"heads": heads, **documents, "out": None if found.model is None else request.out}
-    yield _table(found)
+    yield {"heads": heads, **documents, "out": None if result.model is None else request.out}
+    yield _table(result)
     reader = "probes on the base's features" if heads == "probe" else "the experts' heads"
     yield f"scored with {reader}; scales chosen on validation data, where {keep:.0%} of the control must be kept"
-    if found.search.scale == 0:
-        yield "scale 0 is the base: nothing of the grid forgets the task and keeps the control"
-    reason = (
-        f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {request.out} was not "
-        "written; give a finer --grid, or a smaller --keep"
-    )
-    yield from edit.write(found.model, request, data=sources.values(), reason=reason, progress=progress)
+    failure = f"nothing of the grid forgets {target!r} and keeps {keep:.0%} of the control"
+    if result.model is None:
+        yield f"scale 0 is the base: {failure}"
+    yield from edit.write(result.model, request, data=sources.values(), failure=failure, progress=progress)
 
 
-def _table(found: Negated) -> Table:
-    search = found.search
+def _table(result: Negated) -> Table:
+    search = result.search
     tasks = (search.target, *search.controls)
     rows = [("base", "", *(score_cell(search.base[task]) for task in tasks), "")]
-    for title, result in ((f"minus {search.target}", search), ("random vector", found.random)):
-        cells = (score_cell(result.edited[task]) for task in tasks)
-        rows.append((title, f"{result.scale:g}", *cells, f"{result.kept:.1%}"))
+    for title, line in ((f"minus {search.target}", search), ("random vector", result.random)):
+        cells = (score_cell(line.edited[task]) for task in tasks)
+        rows.append((title, f"{line.scale:g}", *cells, f"{line.kept:.1%}"))
     columns = ("test accuracy", "scale", *tasks, "control kept")
     return Table.of("", columns, rows, left=len(columns))

@@ -116,16 +116,16 @@ class Edit(Compute):
         return request, Experts(request.opening).check(), {**how, **grid, "progress": progress}
 
     def write(
-        self, model: Model | None, request: Recipe, *, data: Iterable[str], reason: str, progress: Progress
+        self, model: Model | None, request: Recipe, *, data: Iterable[str], failure: str, progress: Progress
     ) -> Parts:
-        """Write the model that a search chose. `reason`: the error if it chose none."""
+        """Write the model that a search chose. `failure`: why it chose none."""
         from orthomerge.models.writing import write_model
         from orthomerge.runs.models import existing
 
         if request.out is None:
             return
         if model is None:
-            raise RecipeError(reason)
+            raise RecipeError(f"{failure}, so {request.out} was not written; give another --grid")
         out, size, inputs = Path(request.out), request.max_shard_size, existing(data)
         manifest = write_model(model, out, force=self.force, max_shard_size=size, inputs=inputs, progress=progress)
         yield f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}"

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.table import Table, plain
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from orthomerge.analysis.diagnosis import Diagnosis
     from orthomerge.evaluation.metrics import Score
 
@@ -100,12 +98,12 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class Reporter(Watch):
+class Reporter(Progress):
     """Show progress on standard error: a bar on a terminal, else a line per stage and one every few seconds."""
 
-    def __init__(self, bar: Progress | None = None) -> None:
+    def __init__(self, bar: Any = None) -> None:
         self._bar, self._prefix = bar, ""
-        self._task = None if bar is None else bar.add_task("opening", total=None)
+        self._task = None if bar is None else bar.add_task("", total=None)
         self.stage("", None)
 
     def begin(self, name: str, *, place: int, count: int) -> None:
@@ -119,7 +117,7 @@ class Reporter(Watch):
         self._title = ": ".join(filter(None, (self._prefix, title)))
         self._total, self._done = total or 0, 0
         self._started = self._last = time.monotonic()
-        if self._bar is not None and self._task is not None:
+        if self._bar is not None:
             self._bar.reset(self._task, description=self._title, total=total)
         elif self._title:
             self.say(self._title + (f" {total / 1e6:,.0f} MB" if total else ""))
@@ -127,7 +125,7 @@ class Reporter(Watch):
     def advance(self, count: int) -> None:
         self._done += count
         now = time.monotonic()
-        if self._bar is not None and self._task is not None:
+        if self._bar is not None:
             self._bar.advance(self._task, count)
         elif now - self._last >= _EVERY:
             self._last, rate = now, self._done / (now - self._started)
@@ -143,14 +141,15 @@ class Reporter(Watch):
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Watch]:
+def shown(*, quiet: bool) -> Iterator[Progress]:
     """Report progress on standard error inside the block, unless `quiet`."""
     if quiet or not sys.stderr.isatty():
-        yield Watch() if quiet else Reporter()
+        yield SILENT if quiet else Reporter()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+    with Bar(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
         yield Reporter(bar)

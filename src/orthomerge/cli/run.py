@@ -8,7 +8,7 @@ import orthomerge as om
 from orthomerge.cli.flags import Input, Output, Parts, command
 from orthomerge.cli.printing import verdict_lines
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 
 if TYPE_CHECKING:
     from orthomerge.runs.run import Ran
@@ -31,7 +31,7 @@ def run(
     listed: Annotated[bool, Input("Print the cells of a sweep; run nothing.", name="--list")] = False,
     out: Annotated[str | None, Output("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None,
     force: Annotated[bool, Output("Compute everything again, and replace an earlier output.")] = False,
-    progress: Watch,
+    progress: Progress,
 ) -> Parts:
     """Carry out a recipe: merge, align, evaluate, report.
 

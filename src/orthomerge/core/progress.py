@@ -2,7 +2,13 @@
 
 
 class Progress:
-    """Observer of stages, one after the other, each with a count of finished units. This one shows nothing."""
+    """Observer of results, each with stages, each with a count of finished units. This one shows nothing."""
+
+    def begin(self, name: str, *, place: int, count: int) -> None:
+        """Begin a result, number `place` of `count`."""
+
+    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
+        """End a result. `found`: whether it was in the store before."""
 
     def stage(self, title: str, total: int | None) -> None:
         """Begin a stage of `total` units."""
@@ -12,16 +18,6 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Show a line of text that stays."""
-
-
-class Watch(Progress):
-    """Observer of several results, each with stages."""
-
-    def begin(self, name: str, *, place: int, count: int) -> None:
-        """Begin a result, number `place` of `count`."""
-
-    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
-        """End a result. `found`: whether it was in the store before."""
 
 
 SILENT = Progress()

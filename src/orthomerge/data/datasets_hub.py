@@ -1,4 +1,4 @@
-"""Read datasets with Hugging Face's `datasets`: from the hub, as `org/name[:config][@revision]`, or from disk.
+"""Read datasets from the hub, as `org/name[:config][@revision]`, with Hugging Face's `datasets`.
 
 Splits with names other than train, val(idation) and test are ignored. A split whose labels are all -1, as the hub
 marks labels that are not public, is unlabelled. Pictures are decoded here, when they are used, not by `datasets`.
@@ -7,7 +7,7 @@ marks labels that are not public, is unlabelled. Pictures are decoded here, when
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,9 @@ from orthomerge.data.labels import Key, Raw, by_split
 from orthomerge.data.rows import KINDS, Rows, kind_of
 from orthomerge.data.tables import Columns, add_rows
 from orthomerge.data.task import Lazy
-from orthomerge.files.hub import is_hub_id
+from orthomerge.files.opening import is_hub_id
 
 _UNKNOWN = -1
-
-
-def is_saved(folder: Path) -> bool:
-    """Return whether a folder was written by `save_to_disk`."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def names_dataset(text: str) -> bool:
@@ -35,27 +30,20 @@ def names_dataset(text: str) -> bool:
     return valid and kind_of(Path(text))[1] not in (*KINDS, ".npz", ".gz")
 
 
-def read_saved(folder: Path, columns: Columns) -> Raw:
-    """Read a dataset that `save_to_disk` wrote."""
-    library = _library(str(folder))
-    data = _loaded(library.load_from_disk, str(folder), f"{folder}")
-    return _raw(library, data, str(folder), columns)
-
-
 def read_hub(reference: str, columns: Columns) -> Raw:
     """Read a dataset from the hub, or from the cache if the hub cannot be reached."""
-    library = _library(f"{reference!r}, which is not a path that exists but may be a hub id,")
-    name, config, revision = _parsed(reference)
     advice = "it is not a path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
-    data = _loaded(library.load_dataset, name, f"{reference!r}", advice, name=config, revision=revision)
-    return _raw(library, data, reference, columns)
-
-
-def _loaded(load: Callable[..., Any], source: str, what: str, advice: str = "save it again", **options: Any) -> Any:
     try:
-        return load(source, **options)
+        library: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        what = f"reading {reference!r} needs Hugging Face's datasets: pip install datasets"
+        raise RecipeError(f"{what}; {advice}") from error
+    name, config, revision = _parsed(reference)
+    try:
+        data = library.load_dataset(name, name=config, revision=revision)
     except Exception as error:  # errors of arrow, of the file system, and of all ways for a hub to be unreachable
-        raise CheckpointError(f"cannot load the dataset {what}: {summary(error)}; {advice}") from error
+        raise CheckpointError(f"cannot load the dataset {reference!r}: {summary(error)}; {advice}") from error
+    return _raw(library, data, reference, columns)
 
 
 def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
@@ -81,7 +69,7 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         if isinstance(feature, library.ClassLabel):
             names.update(enumerate(feature.names or ()))
         present = (columns.text,) if unlabelled else (columns.text, columns.label)
-        read = replace(columns, labelled=not unlabelled, split=None)
+        read = replace(columns, labelled=not unlabelled)
         add_rows(raw, Rows(present, rows, names), read, where=origin, fixed=split, default=split)
         if has_pictures:
             raw.modality = "image"
@@ -113,10 +101,3 @@ def _parsed(reference: str) -> tuple[str, str | None, str | None]:
     rest, _, revision = reference.partition("@")
     name, colon, config = rest.partition(":")
     return name, config if colon else None, revision or None
-
-
-def _library(what: str) -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise RecipeError(f"reading {what} needs Hugging Face's datasets: pip install datasets") from error

@@ -5,20 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from orthomerge.core.errors import (
-    CheckpointError,
-    IncompatibleError,
-    OrthomergeError,
-    RecipeError,
-    nearest,
-    some,
-)
-from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
+from orthomerge.data.task import Modality, Split, Task
 
 Key = int | str  # a label as a source writes it: an id or a name
 
@@ -37,15 +29,15 @@ def split_named(name: str) -> Split | None:
     return _SPLITS.get(name.strip().casefold())
 
 
-def by_split(
-    names: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
-) -> dict[Split, str]:
+def by_split(names: Iterable[str], where: object) -> dict[Split, str]:
     """Return the name of each split among `names`; others are left out, and two names of one split are refused."""
     splits: dict[Split, str] = {}
     for name in names:
         split = split_named(name)
         if split in splits:
-            raise error(f"{where}: {splits[split]!r} and {name!r} are both the {split} split; keep one of them")
+            raise CheckpointError(
+                f"{where}: {splits[split]!r} and {name!r} are both the {split} split; keep one of them"
+            )
         if split:
             splits[split] = name
     return splits
@@ -115,11 +107,11 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
         what = "; ".join(differences)
         raise IncompatibleError(f"the labels of task {task.name!r} are not those of its expert: {what}; {hint}")
     order = np.array(indices, dtype=np.int64)
-
-    def renumbered(examples: Examples) -> Examples:
-        return examples if examples.labels is None else replace(examples, labels=order[examples.labels])
-
-    return replace(task, labels=labels, splits={split: renumbered(part) for split, part in task.splits.items()})
+    splits = {
+        split: part if part.labels is None else replace(part, labels=order[part.labels])
+        for split, part in task.splits.items()
+    }
+    return replace(task, labels=labels, splits=splits)
 
 
 def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[Key, int]]:
@@ -151,11 +143,7 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
         raise CheckpointError(f"{raw.where} has no labels at all")
     texts = [key for key in keys if isinstance(key, str)]
     if all(_NUMBER.fullmatch(text) for text in texts):
-        ordered = sorted(keys, key=int)
-        for one, other in pairwise(ordered):
-            if int(one) == int(other):
-                raise CheckpointError(f"{raw.where} writes label {int(one)} both as a number and as text")
-        return ordered
+        return sorted(keys, key=int)
     if len(texts) < len(keys):
         text, number = min(texts), next(key for key in keys if not isinstance(key, str))
         raise CheckpointError(
@@ -170,7 +158,8 @@ def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> di
     matched = {by_name[name]: index for name, index in indices.items() if index is not None}
     if len(matched) == len(by_name):
         return matched
-    positions = {key: int(key) for key in by_name.values() if not raw.names and _is_index(key, len(wanted))}
+    ids = {} if raw.names else {key: int(key) for key in by_name.values() if _NUMBER.fullmatch(str(key))}
+    positions = {key: number for key, number in ids.items() if 0 <= number < len(wanted)}
     if len(positions) == len(by_name):
         return positions
     unknown = [name for name, key in by_name.items() if key not in matched]
@@ -208,7 +197,3 @@ def _indices(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
 
 def _normalised(name: str) -> str:
     return re.sub(r"[\s_]+", "", name).casefold()
-
-
-def _is_index(key: Key, count: int) -> bool:
-    return _NUMBER.fullmatch(str(key)) is not None and 0 <= int(key) < count

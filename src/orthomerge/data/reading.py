@@ -10,14 +10,13 @@ from typing import Any, Self, cast
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
-from orthomerge.data.datasets_hub import is_saved, names_dataset, read_hub, read_saved
+from orthomerge.data.datasets_hub import names_dataset, read_hub
 from orthomerge.data.images import decode, pixels, read_arrays, read_folder
-from orthomerge.data.labels import Key, Raw, by_split, match_labels, resolve, split_named
+from orthomerge.data.labels import Key, Raw, match_labels, resolve, split_named
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick, share, stratified
 
-Source = str | Path | Mapping[str, str | Path]
 _MAX_VALIDATION = 5000
 _WAY_OUT = (
     f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
@@ -41,30 +40,31 @@ class ColumnSource(str):
 
 
 def read_task(
-    source: Source,
+    source: str | Path,
     *,
     name: str | None = None,
     modality: Modality | None = None,
     text: str = "text",
     label: str = "label",
-    split: str | None = "split",
     labels: tuple[str, ...] | None = None,
     validation: float = 0.1,
     keep_empty: bool = False,
     unlabelled: tuple[str, ...] | None = None,
 ) -> Task:
-    """Read a task from a file, a folder, a file per split, or a hub id `org/name[:config][@revision]`.
+    """Read a task from a file, a folder, or a hub id `org/name[:config][@revision]`.
 
-    `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
-    in the requested order. `validation`: the share of train that becomes val if there is none (stratified, always the
+    `text`, `label`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names in the
+    requested order. `validation`: the share of train that becomes val if there is none (stratified, always the
     same examples, at most 5000); 0 for no val. `unlabelled`: names of the labels for a source without labels; if None,
     a table without a column of labels is refused.
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
+    if not isinstance(source, str | Path):
+        raise RecipeError(f"the data of a task must be a path or the name of a dataset, got {type(source).__name__}")
     if isinstance(source, ColumnSource):
         text, label = source.text, source.label
-    raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
+    raw = _read(source, Columns(text, label, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
     indices: dict[Key, int] = {}
@@ -97,13 +97,7 @@ def may_be_read(source: str) -> bool:
         return False
 
 
-def _read(source: Source, columns: Columns) -> Raw:
-    if isinstance(source, Mapping):
-        splits = by_split(source, "there must be one file per split: train, val and test", error=RecipeError)
-        if not source or len(splits) < len(source):
-            raise RecipeError(f"there must be one file per split: train, val and test, got {some(source) or 'none'}")
-        files = [(Path(source[name]).expanduser(), split) for split, name in splits.items()]
-        return read_tables(files, columns, where=str(files[0][0].parent))
+def _read(source: str | Path, columns: Columns) -> Raw:
     path = Path(source).expanduser()
     if path.is_dir():
         return _read_directory(path, columns)
@@ -120,8 +114,6 @@ def _read(source: Source, columns: Columns) -> Raw:
 
 
 def _read_directory(folder: Path, columns: Columns) -> Raw:
-    if is_saved(folder):
-        return read_saved(folder, columns)
     if files := split_files(folder):
         return read_tables(files, columns, where=str(folder))
     if any(path.is_dir() for path in folder.iterdir()):
@@ -138,10 +130,8 @@ def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Exam
     return {"train": train.take(rest), "val": replace(train.take(chosen), split="val")}
 
 
-def _name(source: Source) -> str:
+def _name(source: str | Path) -> str:
     """Return the name of the file or folder; if the file is named after a split, that of its folder."""
-    if isinstance(source, Mapping):
-        return Path(next(iter(source.values()))).expanduser().resolve().parent.name
     path = Path(source).expanduser()
     if path.is_dir():
         return path.resolve().name

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.labels import Key
@@ -50,17 +50,13 @@ def kind_of(path: Path) -> tuple[str, str]:
 def open_rows(path: Path, *, wanted: tuple[str, ...], label: str) -> Rows:
     """Open a table file; of parquet only the `wanted` columns are read. `label`: column whose ids may have names."""
     kind = kind_of(path)[1]
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist or is not a plain file")
     if kind in (".jsonl", ".json"):
         return _json_rows(path)
     if kind in (".csv", ".tsv"):
         return _delimited_rows(path, tabs=kind == ".tsv")
-    if kind == ".parquet" and not _is_packed(path):
-        return _parquet_rows(path, wanted, label)
-    raise CheckpointError(
-        f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
-    )
+    if _is_packed(path):
+        raise CheckpointError(f"{path} must not be gzipped: parquet is compressed already; unpack it")
+    return _parquet_rows(path, wanted, label)
 
 
 def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -161,24 +157,21 @@ def _text(path: Path, number: int, line: bytes) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     total = 0
-    with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):
-            total += len(line)
-            if len(line) > _MAX_LINE or total > _MAX_BYTES:
-                limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
-                raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
-            yield number, line.removeprefix(_BOM) if number == 1 else line
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading; it is unpacked if its name ends in .gz."""
     try:
         with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
-            yield cast("IO[bytes]", file)
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):
+                total += len(line)
+                _check_size(path, number, len(line), total)
+                yield number, line.removeprefix(_BOM) if number == 1 else line
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot read {path}: {reason}; fetch it again") from error
+
+
+def _check_size(path: Path, number: int, length: int, total: int) -> None:
+    if length > _MAX_LINE or total > _MAX_BYTES:
+        limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
+        raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
 
 
 def _is_packed(path: Path) -> bool:

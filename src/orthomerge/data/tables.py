@@ -17,7 +17,7 @@ from orthomerge.data.rows import KINDS, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
-_DEFAULT_SPLIT = "split"  # may be missing, unlike a column that the caller chooses
+_SPLIT = "split"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
@@ -31,7 +31,6 @@ class Columns:
 
     text: str = "text"
     label: str = "label"
-    split: str | None = _DEFAULT_SPLIT
     keep_empty: bool = False
     labelled: bool = True
 
@@ -40,8 +39,6 @@ class Columns:
         required = {"text": self.text}
         if self.labelled:
             required["label"] = self.label
-        if self.split not in (None, _DEFAULT_SPLIT):
-            required["split"] = str(self.split)
         for option, column in required.items():
             if column not in present:
                 raise RecipeError(
@@ -66,7 +63,7 @@ class Columns:
 def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:
     """Read files in order; rows without a split belong to that of the file, or that of its name, or else to train."""
     raw = Raw(where, "text")
-    wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
+    wanted = (columns.text, columns.label, _NAME, _SPLIT)
     for path, split in files:
         rows = open_rows(path, wanted=wanted, label=columns.label)
         default = split or split_named(kind_of(path)[0]) or "train"
@@ -106,7 +103,7 @@ def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Spli
             problems.append(f"{location} {problem}")
             continue
         try:
-            split = _split(row.get(str(columns.split)), fixed) if columns.split in table.columns else default
+            split = _split(row.get(_SPLIT), fixed) if _SPLIT in table.columns else default
             text, key = columns.read(row, table.columns)
             if _NAME in table.columns and key is not None:
                 _add_name(raw, key, row.get(_NAME))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.folders import contained
-from orthomerge.files.lora_options import CONFIG, WAY_OUT, Scale, flag, read_config
-from orthomerge.files.pickles import read_weights
+from orthomerge.files.lora_options import CONFIG, WAY_OUT, Scale, read_config
 from orthomerge.files.raw_file import MemoryFile, RawFile
+from orthomerge.files.weights import read_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,8 +158,7 @@ class _Reader:
         self._file = file
         self._rank = Scale(config, path, option="r", table="rank_pattern", whole=True)
         self._alpha = Scale(config, path, option="lora_alpha", table="alpha_pattern", whole=False)
-        self._stabilised = flag(config, path, "use_rslora")
-        self._transposed = flag(config, path, "fan_in_fan_out")
+        self._stabilised, self._transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
         self._bias = config.get("bias") or "none"
         if self._bias not in ("none", "all", "lora_only"):
             raise CheckpointError(f"{path}: bias must be 'none', 'all' or 'lora_only', got {self._bias!r}")
@@ -221,7 +220,7 @@ class _Reader:
                 f"the rank of {a[0]!r} must be {rank:g} by {CONFIG}, got {left[0]}; "
                 "correct r or rank_pattern, on which the scale depends"
             )
-        transposed = table or (ndim == 2 and self._transposed)
+        transposed = table or (ndim == 2 and bool(self._transposed))
         return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
     def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:

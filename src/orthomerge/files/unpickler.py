@@ -145,9 +145,6 @@ class Machine:
         args, maker = self._stack.pop(), self._stack.pop()
         if not isinstance(args, tuple):
             raise UnpicklingError("the arguments of a call are not a tuple")
-        self._call(maker, args)
-
-    def _call(self, maker: object, args: tuple[object, ...]) -> None:
         # Arguments may be copied, so their items count as steps: many calls on one long list would fill the memory.
         self._steps += len(args) + sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict))
         self._push(make(maker, args))

@@ -12,8 +12,6 @@ gradients of two batches of 16; inputs are the caller's, not necessarily the tes
 kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -16,8 +16,6 @@ split's; Adam's epsilon is 1e-15.
 Letters: x, m, m', u, V, theta [P].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 

@@ -14,8 +14,6 @@ plain average is taken; the absolute floor of the paper's code can exceed every 
 are squared per input, not per batch.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Fit a merge of opened experts to unlabelled inputs."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace

@@ -6,8 +6,6 @@ write new weights after each step of the optimiser.
 Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

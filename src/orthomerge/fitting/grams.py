@@ -5,8 +5,6 @@ padding. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being
 weight that another kind of module shares does not count, nor does `nn.MultiheadAttention`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -5,8 +5,6 @@ Names are those of the module's parameters, except where they are called canonic
 Letters: P elements. Tensors start at multiples of `_ALIGNED` elements, with zeros in the gaps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Differs from the paper: there, the loss is the cross-entropy on labelled example
 predictions replace labels, and all tasks are targets. The temperature is that of the paper's code.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Which `batch` inputs of each task a step sees depends on the seed and the step a
 same result. The result is the last state or, with `best`, the trained one with the least held-out loss.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping

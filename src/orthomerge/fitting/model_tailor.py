@@ -18,8 +18,6 @@ is every linear layer of each expert. G comes from the unpatched expert, in the 
 patched layers below. That code *adds* the compensation (`sign` 1), which increases the error, and has balance 0.5.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Objectives of fits: functions of the features of a batch over all tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -12,8 +12,6 @@ al. 2018, arXiv 1710.09412). Texts: some words of one in their order, followed b
 a weighted mean of two, shifted by up to an eighth of the side.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

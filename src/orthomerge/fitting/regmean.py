@@ -22,8 +22,6 @@ kept in directions that no input has. `alpha` is FusionBench's; RegMean's code h
 layers outside the blocks averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar

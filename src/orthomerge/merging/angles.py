@@ -1,6 +1,7 @@
 """Model Stock and spherical interpolation: methods that depend on the angles between tensors."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +34,7 @@ class ModelStock:
             raise RecipeError(
                 f"'model_stock' merges at least 2 experts, got {len(vectors.tasks)}; add one, or use 'average'"
             )
-        ratios = {key: _ratio(gram) for key, gram in grams(vectors).items()}
-
-        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-            return scaled_sum(deltas, ratios[site.key] / len(deltas))
-
-        return Surveyed(merge)
+        return _weighted_sum({key: _shares(gram) for key, gram in grams(vectors).items()})
 
 
 @dataclass(frozen=True)
@@ -61,22 +57,28 @@ class Slerp:
     def survey(self, vectors: Vectors) -> Surveyed:
         if len(vectors.tasks) != 2:
             raise RecipeError(f"slerp merges exactly 2 experts, got {len(vectors.tasks)}; choose two, or use 'average'")
-        coefficients = {key: _arc(gram, self.t) for key, gram in grams(vectors).items()}
-
-        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-            base_factor, first, second = coefficients[site.key]
-            merged = scaled_sum(deltas, (first, second))
-            return merged.add_(base, alpha=base_factor) if base_factor else merged
-
-        return Surveyed(merge)
+        return _weighted_sum({key: _arc(gram, self.t) for key, gram in grams(vectors).items()})
 
 
-def _ratio(gram: torch.Tensor) -> float:
+def _weighted_sum(coefficients: Mapping[str, tuple[float, ...]]) -> Surveyed:
+    """Sum of the base and the deltas with coefficients by tensor name, that of the base first."""
+
+    def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        of_base, *of_deltas = coefficients[site.key]
+        merged = scaled_sum(deltas, tuple(of_deltas))
+        return merged.add_(base, alpha=of_base) if of_base else merged
+
+    return Surveyed(merge)
+
+
+def _shares(gram: torch.Tensor) -> tuple[float, ...]:
+    """Coefficients of base and deltas for theta = t mean_i theta_i + (1 - t) theta_b."""
     N, norms = len(gram) - 1, gram.diagonal()[1:].sqrt()
     cosines = (gram[1:, 1:] / norms.outer(norms)).nan_to_num(0.0)  # 0 / 0: a delta that is zero
     pairs: list[float] = cosines[tuple(torch.triu_indices(N, N, 1))].tolist()
     cos = min(max(sum(pairs) / len(pairs), 0.0), 1.0)
-    return N * cos / (1 + (N - 1) * cos)
+    t = N * cos / (1 + (N - 1) * cos)
+    return (0.0, *[t / N] * N)
 
 
 def _arc(gram: torch.Tensor, t: float) -> tuple[float, float, float]:

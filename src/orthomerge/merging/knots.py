@@ -15,8 +15,6 @@ as they are, and a table of tokens or positions is decomposed as its transpose. 
 density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` with density 0.9 and weights 0.7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property

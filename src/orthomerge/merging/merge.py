@@ -1,12 +1,10 @@
 """Merge opened experts by a method that needs no inputs, as lazy tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,20 +14,17 @@ from orthomerge.core.schema import schema
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter
 from orthomerge.merging.checks import check_origin, check_tied
+from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import known_method, make_method, methods, name_of, options_of
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors, evaluate
+from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
 from orthomerge.models.model_data import Origin
 from orthomerge.models.problems import Problem, check_problems
+from orthomerge.models.split import Source
 from orthomerge.models.tensors import FileTensors, in_writing_order
 from orthomerge.models.writing import plain
-
-if TYPE_CHECKING:
-    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.model import Model
-    from orthomerge.models.split import Source
-
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _LARGER = 32  # factor of the memory for blocks on a device, which are whole matrices

@@ -4,8 +4,6 @@ Third parties add rows through the entry-point group `orthomerge.methods`; each 
 `orthomerge.testing.check_method` checks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -4,23 +4,18 @@ The caller's thread reads, so that input files are hashed in order. Each block i
 results do not depend on the number of threads.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
-
-if TYPE_CHECKING:
-    from orthomerge.merging.vectors import TaskVectors
-
+from orthomerge.merging.vectors import TaskVectors
 
 Result = TypeVar("Result")
 

@@ -187,7 +187,9 @@ def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Probl
     """Report different vocabularies, with which the same row of the embeddings stands for different words."""
     try:
         for ours, theirs in ((base / name, expert / name) for name in _VOCABULARIES):
-            if _is_readable(ours) and _is_readable(theirs) and _words(ours) != _words(theirs):
+            if not _is_readable(ours) or not _is_readable(theirs) or ours.read_bytes() == theirs.read_bytes():
+                continue
+            if _words(ours) != _words(theirs):
                 fix = f"{_SAME_BASE}, with its tokenizer, or remove the tokenizer that is not the model's"
                 yield Problem(where, f"{theirs} differs from the vocabulary {ours}", fix)
                 return

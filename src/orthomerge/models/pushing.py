@@ -16,7 +16,7 @@ from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError, some, summary
 from orthomerge.files.folders import MANIFEST
-from orthomerge.files.hub import is_hub_id
+from orthomerge.files.opening import is_hub_id
 from orthomerge.files.raw_file import RawFile
 from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder

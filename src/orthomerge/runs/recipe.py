@@ -215,7 +215,7 @@ _Loader.add_implicit_resolver(
 def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Join relative paths of a recipe to `folder`."""
     from orthomerge.data.datasets_hub import names_dataset
-    from orthomerge.files.hub import is_hub_id
+    from orthomerge.files.opening import is_hub_id
 
     changed = dict(document)
     if isinstance(document.get("experts"), dict):

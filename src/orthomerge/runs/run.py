@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
@@ -66,7 +66,7 @@ def run(
     out: str | Path | None = None,
     on: On = None,
     force: bool = False,
-    watch: Watch | None = None,
+    watch: Progress | None = None,
     command: str = "",
 ) -> Ran:
     """Carry out a recipe in the run folder `out`, by default `runs/NAME` for a file NAME.yaml.
@@ -95,7 +95,7 @@ def run(
         text = text or recipe.text()
         if on not in (None, "serial"):
             recipe, folder = recipe.absolute(), folder.absolute()
-        work = Work(recipe, text, folder, torch.get_num_threads(), watch or Watch(), experts)
+        work = Work(recipe, text, folder, torch.get_num_threads(), watch or Progress(), experts)
         return _Run(work, command, force).go(engine)
 
 

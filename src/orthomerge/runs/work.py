@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.core.progress import Watch
+from orthomerge.core.progress import Progress
 from orthomerge.core.version import VERSION
 from orthomerge.data.reading import ColumnSource, labelled_tasks
 from orthomerge.data.task import Task
@@ -52,13 +52,13 @@ class Work:
     text: str
     run: Path
     thread_count: int
-    progress: Watch = field(default_factory=Watch)
+    progress: Progress = field(default_factory=Progress)
     opened: Experts | None = None
     _models: dict[str, Model] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**plain, "progress": Watch(), "opened": None, "_models": {}}
+        return {**plain, "progress": Progress(), "opened": None, "_models": {}}
 
     @property
     def title(self) -> str | None:

@@ -1,7 +1,5 @@
 """Batches of labelled inputs, shuffled by a seed, on a device; training images can be shifted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 

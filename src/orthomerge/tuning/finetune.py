@@ -1,7 +1,5 @@
 """Fine-tune a base on one task, or jointly on several with one encoder (multi-task learning)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ Differs from the paper: the norm is sqrt(sum of squares + eps), because it has n
 ImageNet are added to the other tasks'.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

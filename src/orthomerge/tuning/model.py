@@ -4,8 +4,6 @@ LoRA: Hu et al. 2022, arXiv 2106.09685; on the layers of KnOTS (Stoica et al. 20
 and output, and the head trained whole. The adapter's names are those of the stock classifier.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ The defaults suit small encoders. The published CLIP experts were made with Adam
 warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, arXiv 2212.04089).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
