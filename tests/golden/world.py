@@ -71,7 +71,6 @@ def _make_texts(place: Path) -> None:
             csv.writer(file).writerows((text, labels[label], split) for split, text, label in rows)
         if name == "four":
             _write_adapter(place / name, seed, full)
-            _write_folder(place / "four-full", full, config, _write_tokenizer)
             continue
         _write_folder(place / name, full, config, _write_tokenizer)
         if name == "three":
