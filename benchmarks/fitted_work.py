@@ -18,7 +18,7 @@ from benchmarks.fitted_jobs import SCALES, SPLITS, Job
 
 from orthomerge.alignment.align import align
 from orthomerge.data.task import Split, Task, few_shot, share
-from orthomerge.evaluation.answers import extra_numbers
+from orthomerge.evaluation.evaluate import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.fitting.fit import fit
 from orthomerge.models.encoding import encode
