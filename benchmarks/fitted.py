@@ -33,7 +33,7 @@ from benchmarks.suite import GRIDS
 
 from orthomerge.alignment.align import align
 from orthomerge.data.task import Split, Task, few_shot, share
-from orthomerge.evaluation.answers import extra_numbers
+from orthomerge.evaluation.evaluate import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.scale import search_scale
 from orthomerge.fitting.fit import fit

@@ -13,9 +13,9 @@ import torch
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail
+from orthomerge.analysis.diagnose import suggested_commands
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading, TaskComparison, compare_task
 from orthomerge.analysis.recovery import Estimate, difference, recovery

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.merging.making import random_vectors, stacked, vectors_of
 
+from orthomerge.merging import statistics
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.statistics import grams, kth_largest, thresholds
 
@@ -17,6 +18,11 @@ floats = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, float("inf")]),
     st.integers(-3, 3).map(float),
 )
+
+
+@pytest.fixture(params=[0, 1 << 24], ids=["streamed", "in memory"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_IN_MEMORY", request.param)
 
 
 def _oracle(values: torch.Tensor, k: int) -> float:
@@ -32,11 +38,15 @@ def test_kth_largest_equals_sorting(numbers: list[float], k: int, step: int) -> 
     first = torch.tensor(numbers)
     values = torch.stack([first, first.flip(0) * 0.5])
     before, ranks = values.clone(), (k, k // 2)
-    thresholds = kth_largest(lambda: torch.split(values, step, dim=1), ranks, rows=2, count=len(numbers))
-    assert thresholds == tuple(tuple(_oracle(row, rank) for row in values) for rank in ranks)
+    for most in (0, statistics._IN_MEMORY):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statistics, "_IN_MEMORY", most)
+            found = kth_largest(lambda: torch.split(values, step, dim=1), ranks, rows=2, count=len(numbers))
+        assert found == tuple(tuple(_oracle(row, rank) for row in values) for rank in ranks)
     assert torch.equal(values, before)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("kind", ["normal", "coarse", "constant", "mostly zero"])
 @pytest.mark.parametrize("share", [0.0001, 0.2, 0.5, 0.99, 1.0])
 def test_kth_largest_of_many(kind: str, share: float) -> None:
@@ -52,8 +62,9 @@ def test_kth_largest_of_many(kind: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.01, 100.0])
-def test_a_sample_saves_a_pass_and_never_exactness(factor: float) -> None:
+def test_a_sample_saves_a_pass_and_never_exactness(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass where the sample's quantile is near; two more where it is not, with the same result."""
+    monkeypatch.setattr(statistics, "_IN_MEMORY", 0)
     values = torch.randn(100_003, generator=torch.Generator().manual_seed(4))
     site, passes = Site("w", values.shape, 0, ("a",)), 0
 
@@ -70,8 +81,9 @@ def test_a_sample_saves_a_pass_and_never_exactness(factor: float) -> None:
             assert passes == (1 if factor == 1 else 3)
 
 
-def test_a_sample_for_the_smallest_of_all() -> None:
+def test_a_sample_for_the_smallest_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank of the last element may exceed the sum of the sample's weights by rounding."""
+    monkeypatch.setattr(statistics, "_IN_MEMORY", 0)
     values = torch.randn(1, 100_003, generator=torch.Generator().manual_seed(4))
     sample = [(Site("w", (100_003,), 0, ("a",)), values[:, start::7]) for start in range(7)]
     found = kth_largest(lambda: [values], (100_003,), rows=1, count=100_003, sample=sample)
@@ -86,6 +98,7 @@ def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:
     assert kth_largest(stream, (0, 6, -1), rows=2, count=5) == ((inf, inf), (0.0, 0.0), (inf, inf))
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("tile", [7, 1 << 18])
 @pytest.mark.parametrize("coarse", [False, True])
 def test_thresholds_of_tensors_and_of_the_model(

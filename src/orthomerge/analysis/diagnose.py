@@ -6,6 +6,7 @@ sample of inputs, drawn from one seed, and figures that were left out, with the 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
 from orthomerge.models.model import Model
+from orthomerge.models.opening import Expert, Opening
 
 Value = TypeVar("Value")
 _IMAGES = 2 << 20  # characters of pictures in a diagnosis
@@ -227,3 +229,36 @@ def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, Mapping[st
     """Regroup values by name, then task; names that a task lacks are left out."""
     names = [name for name in next(iter(by_task.values())) if all(name in values for values in by_task.values())]
     return {name: {task: values[name] for task, values in by_task.items()} for name in names}
+
+
+def suggested_commands(
+    folder: str,
+    data: Mapping[str, str],
+    experts: Experts,
+    *,
+    aligner: str = "auto",
+    base: str | None = None,
+    moved: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return command lines by kind, see `Case`. `base` and `moved`: new paths of a base and experts that were moved.
+
+    `refit` merges again and so names base and experts; it is left out unless their paths say how to open them.
+    """
+    model, out = shlex.quote(folder), shlex.quote(folder.rstrip("/"))
+    inputs = _options("--data", data)
+    paths = ([f"--base {shlex.quote(base)}"] if base is not None else []) + _options("--expert", moved or {})
+    sources = " ".join((*inputs, *paths))
+    commands = {
+        "align": f"orthomerge align {model} --aligner {aligner} {sources} --out {out}-aligned",
+        "probe": f"orthomerge evaluate {model} {sources} --protocol current --protocol probe",
+    }
+    opening, plain = experts.opening, {task: Expert(experts.opening.experts[task].path) for task in data}
+    if opening.base is not None and not experts.live and opening == Opening({**opening.experts, **plain}, opening.base):
+        named = [shlex.quote(f"{task}={expert.path}") for task, expert in plain.items()]
+        arguments = " ".join((*named, f"--base {shlex.quote(opening.base)}", "--method realign", *inputs))
+        commands["refit"] = f"orthomerge merge {arguments} --out {out}-realigned"
+    return commands
+
+
+def _options(flag: str, values: Mapping[str, str]) -> list[str]:
+    return [f"{flag} {shlex.quote(f'{name}={value}')}" for name, value in values.items()]

@@ -2,9 +2,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
+from orthomerge.analysis.diagnose import suggested_commands
 from orthomerge.analysis.diagnosis import FILE, Diagnosis, write_diagnosis
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress

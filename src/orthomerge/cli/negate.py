@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @command(
+    "negate toxic --base base --target toxic --data texts --out kinder",
     usage=("negate EXPERT... --base BASE --target TASK --data FOLDER [OPTIONS]",),
-    examples=("negate toxic --base base --target toxic --data texts --out kinder",),
 )
 def negate(
     *,

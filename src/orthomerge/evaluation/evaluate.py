@@ -1,4 +1,12 @@
-"""Score models: one record per subject, task, protocol and draw of support inputs; and warnings about the scores."""
+"""Score models: one record per subject, task, protocol and draw of support inputs; and warnings about the scores.
+
+A protocol that needs labels is never scored on an input whose label it was given. Fits are small and run with one
+thread, so that a result does not depend on the number of threads.
+
+In the joint label space (KnOTS, Stoica et al. 2024, arXiv 2410.19735) the task of an input is unknown: the logits of
+all tasks' classifiers are concatenated, [n, C_1 + ... + C_T], and a prediction counts only if task and class are
+right. Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) counts as two classes.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +14,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from orthomerge.core.checks import positive
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
-from orthomerge.data.task import Access, Split, Task
-from orthomerge.evaluation.answers import Answer, answers, draws, joint_answers
+from orthomerge.data.task import Access, Split, Task, few_shot, share
 from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import UNSCORED, counted
-from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.metrics import UNSCORED, counted, predict
+from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
-from orthomerge.models.heads import head_kind, head_of
+from orthomerge.models.experts import Experts
+from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
 
 _MANY_SHARED = 0.01  # share of the test inputs; public datasets have a few in a thousand
 _SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
+_Rows = torch.Tensor | None  # of the support inputs; None for all
 _COMPARED: tuple[Split, ...] = ("test", "val")
 
 
@@ -47,6 +57,14 @@ class Subject:
         """Return a subject named after the model's method, and its aligner if the heads were aligned."""
         parameters = model.origin.facts["method"]["parameters"]
         return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
+
+
+def references_of(experts: Experts, tasks: Iterable[str]) -> dict[str, Subject]:
+    """Return references for tables by name: the base with the experts' heads, if there is a base, and the experts."""
+    models = {"expert": {task: experts.teacher(task) for task in tasks}}
+    if experts.has_base:
+        models = {"base": dict.fromkeys(models["expert"], experts.base.with_heads(experts.heads)), **models}
+    return {name: Subject(name, own) for name, own in models.items()}
 
 
 def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:
@@ -161,6 +179,97 @@ def _scored(
         inputs={"model": model.digest},
     )
     return Scored(replace(record, predictions=prediction_name(record, predictions)), predictions)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predicted and true classes [n] of the test inputs for one seed; `extra`: number of extra parameters."""
+
+    seed: int
+    predicted: torch.Tensor
+    truth: torch.Tensor
+    extra: int
+
+
+def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str) -> Iterator[Answer]:
+    """Yield one answer per draw of support inputs, or a single one if the protocol needs none."""
+    builder, test = protocol.builder(), encoded.features(model, task, "test")
+    kind = head_of(encoded.classifier(model, task)).kind
+    uses_test_labels = "labels" in protocol.needs and protocol.access == "transductive"
+    for seed, rows in draws(protocol, encoded.tasks[task]):
+        if uses_test_labels and (rows is None or len(rows) >= len(test)):
+            raise RecipeError(
+                "a protocol that needs labels cannot be scored on the inputs whose labels it was given: of "
+                f"{len(test)} inputs 0 would remain; use fewer shots"
+            )
+        evidence = gather(protocol, encoded, model, task, seed, rows)
+        with fixed_threads(1):
+            classifier = builder.build(evidence)
+            predicted = predict(classifier, test.values, kind)
+        if uses_test_labels:
+            predicted[rows] = UNSCORED
+        yield Answer(seed, predicted, encoded.labels(task, "test"), extra_numbers(classifier))
+
+
+def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[tuple[int, _Rows]]:
+    """Yield seed and support rows (None: all) per draw; one draw without support. Shots are per class."""
+    if not protocol.needs:
+        yield protocol.first, None
+        return
+    shots, examples = protocol.shots, task[protocol.split]
+    for seed in range(protocol.first, protocol.first + protocol.seeds):
+        if shots is None:
+            yield seed, None
+            continue
+        if shots < 1:
+            rows = share(len(examples), shots, seed=seed)
+        elif examples.labels is None:
+            raise RecipeError(f"{shots} shots per class need labelled inputs; give labels, a share below 1, or all")
+        else:
+            rows = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=protocol.fewer)
+        yield seed, torch.from_numpy(np.asarray(rows, dtype=np.int64))
+
+
+def gather(
+    protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, seed: int = 0, rows: _Rows = None
+) -> Evidence:
+    """Gather the evidence of one draw: only what the protocol declares in `needs`."""
+    needs, classifier = protocol.needs, encoded.classifier(model, task)
+    if not needs:
+        return Evidence(cast("Head", classifier), seed=seed)  # unchanged: it may have extra parameters
+    head, support, expert = head_of(classifier), encoded.features(model, task, protocol.split), None
+    if "expert" in needs:
+        teacher = encoded.teacher(task)
+        head = head_of(encoded.classifier(teacher, task))
+        expert = encoded.features(teacher, task, protocol.split).unlabelled()
+    if "labels" not in needs:
+        support = support.unlabelled()
+    if rows is not None:
+        support, expert = support.take(rows), None if expert is None else expert.take(rows)
+    return Evidence(head, support, expert, seed)
+
+
+def extra_numbers(classifier: Classifier) -> int:
+    """Count the extra parameters of a classifier: the anchors of `knn`, the module of `surgery`."""
+    if isinstance(classifier, Head):
+        return 0
+    values = classifier.extra_tensors() if hasattr(classifier, "extra_tensors") else vars(classifier)
+    return sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def joint_answers(encoded: EncodedTasks, models: Mapping[str, Model]) -> Iterator[tuple[str, Answer]]:
+    """Yield one answer per task, in the joint label space of `models`."""
+    classifiers = {task: encoded.classifier(model, task) for task, model in models.items()}
+    extra, start = sum(map(extra_numbers, classifiers.values())), 0
+    for task, model in models.items():
+        head = head_of(classifiers[task])
+        logits = [
+            logits_of(classifier, encoded.features(model, task, "test", reader=head_of(classifier)).values).float()
+            for classifier in classifiers.values()
+        ]
+        predicted = head_kind(head.kind).choices(torch.cat(logits, 1)).cpu()
+        yield task, Answer(0, predicted, encoded.labels(task, "test") + start, extra)
+        start += len(head.labels)
 
 
 def contamination_notes(encoded: EncodedTasks) -> list[str]:

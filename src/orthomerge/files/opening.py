@@ -18,7 +18,7 @@ from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.documents import is_plain_name, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.lora import Adapter, read_adapter
-from orthomerge.files.pickles import ENDINGS, read_weights
+from orthomerge.files.weights import ENDINGS, read_weights
 
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE = re.compile(rf"{_WORD}/{_WORD}(?:@[A-Za-z0-9](?:[A-Za-z0-9._/-]{{0,198}}[A-Za-z0-9_])?)?")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec
 from orthomerge.files.raw_file import RawFile
-from orthomerge.files.safetensors import are_counts, check_name, read_safetensors
+from orthomerge.files.safetensors import are_counts, check_name
 from orthomerge.files.state_dicts import find_weights
 from orthomerge.files.unpickler import MAX_BYTES, Machine, Stream
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Locate = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its offset and length in the file
 
-ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _MAX_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
@@ -36,13 +35,6 @@ _MAX_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (s
 _PAGES = (b"<!doctype", b"<html", b"<?xml")
 _AGAIN = "load it with torch on a common machine and save it again"
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
-
-
-def read_weights(path: Path) -> Checkpoint:
-    """Open a safetensors file or a file of `torch.save`, without reading its tensors."""
-    if path.suffix not in ENDINGS:
-        raise CheckpointError(f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(ENDINGS)}")
-    return Checkpoint(path, read_safetensors(path)) if path.suffix == ".safetensors" else read_pickle(path)
 
 
 def read_pickle(path: Path) -> Checkpoint:

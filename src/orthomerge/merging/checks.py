@@ -21,6 +21,7 @@ from orthomerge.models.split import TIED
 _LEAST_COSINE = 0.3
 # cos(tau_s, tau_t) of different experts: about 0 for different tasks, 1 if they come from another common base.
 _MOST_COMMON = 0.9
+_ROUNDING = 1e-9  # share of the largest sum of squares below which another may be that of zeros
 _PAGE = 1 << 10  # elements of float32 in a page of 4 KiB
 _INSIST = "or set 'check_base: false' to merge anyway"
 
@@ -68,14 +69,19 @@ class _Sample:
         for block in vectors.sample():
             rows = torch.cat((block.base.reshape(1, -1), block.deltas.reshape(len(self.tasks), -1)))
             if len(block.site.shape) > 1:  # norms and biases of unrelated models can be alike
-                self._refuse_zeros(block.site, rows)
                 wide = rows.double()
-                self.gram += wide @ wide.T
-            self.moved |= (rows[1:] != 0).any(1)
-            self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
+                gram = wide @ wide.T
+                self._refuse_zeros(block.site, rows, gram)
+                self.gram += gram
+            if not (self.moved.all() and self.apart.all()):
+                self.moved |= (rows[1:] != 0).any(1)
+                self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
 
-    def _refuse_zeros(self, site: Site, rows: torch.Tensor) -> None:
+    def _refuse_zeros(self, site: Site, rows: torch.Tensor, gram: torch.Tensor) -> None:
         """Refuse a page of zeros in one model where another has numbers: its file is incomplete."""
+        squares = (gram[0, 0] + 2 * gram[0] + gram.diagonal()).tolist()[1:]  # |theta_t|^2
+        if min(float(gram[0, 0]), *squares) > _ROUNDING * max(squares):
+            return
         blank = ~torch.cat((rows[:1], rows[1:] + rows[0])).any(1)
         if rows.shape[1] < _PAGE or not blank.any() or blank.all():
             return

@@ -22,6 +22,7 @@ _RUN = 1 << 15  # elements
 _Pair = tuple[int, int]  # place of a rank, and row
 _NEAR = 3  # intervals of upper bits that a sample suggests
 _UPPER, _LOWER = 15, 16  # bits of a magnitude, whose sign bit is clear
+_IN_MEMORY = 1 << 24  # elements of all rows up to which a stream is read into memory
 
 
 def runs(vectors: Vectors) -> Iterator[tuple[Site, torch.Tensor]]:
@@ -78,17 +79,33 @@ def kth_largest(
     """Return the k-th largest magnitude of each row, per rank k, in the blocks [rows, ...] of `stream()`.
 
     Rank 0 gives infinity, a rank beyond `count`, the length of a row, gives 0. Magnitudes of float32 numbers compare
-    like their bits read as integers. If the quantiles of `sample` are near those of the stream, one pass is enough: it
+    like their bits read as integers. A long stream takes one pass if the quantiles of `sample` are near its own: it
     counts the bits in an interval around them. Otherwise two are needed, for the upper and then for the lower bits.
     """
     result = [[0.0 if rank > count else inf] * rows for rank in ranks]
     wanted = {(place, row): rank for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)}
-    bits = _near_sample(stream, wanted, sample, rows=rows, count=count) if wanted else {}
+    bits = dict[_Pair, int]()
+    if wanted and rows * count <= _IN_MEMORY:
+        bits = _in_memory(stream, wanted, rows=rows, count=count)
+    elif wanted:
+        bits = _near_sample(stream, wanted, sample, rows=rows, count=count)
     if rest := {pair: rank for pair, rank in wanted.items() if pair not in bits}:
         bits |= _two_passes(stream, rest, rows=rows)
     for (place, row), value in bits.items():
         result[place][row] = float(np.array(value, np.int32).view(np.float32))
     return tuple(map(tuple, result))
+
+
+def _in_memory(
+    stream: Callable[[], Iterable[torch.Tensor]], wanted: Mapping[_Pair, int], *, rows: int, count: int
+) -> dict[_Pair, int]:
+    """Bits of the k-th largest magnitudes, by rank and row, of a stream that fits into memory."""
+    values = torch.cat([block.reshape(rows, -1).cpu() for block in stream()], 1)
+    sorted_around = {
+        row: np.partition(_bits(values[row]), sorted({count - wanted[pair] for pair in wanted if pair[1] == row}))
+        for row in range(rows)
+    }
+    return {pair: int(sorted_around[pair[1]][count - rank]) for pair, rank in wanted.items()}
 
 
 def _two_passes(

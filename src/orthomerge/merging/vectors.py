@@ -125,6 +125,14 @@ class TaskVector:
         deltas = [source.delta(key, start, stop, base=base) for _, source in self.terms]
         return scaled_sum(deltas, tuple(coefficient for coefficient, _ in self.terms))
 
+    def read_into(self, row: torch.Tensor, key: str, start: int, stop: int, *, base: torch.Tensor) -> None:
+        """Write these elements into a row: in a single pass for one fine-tuned model, the usual case."""
+        (coefficient, source), *rest = self.terms
+        if not rest and coefficient == 1 and isinstance(source, Difference) and key not in source.absent:
+            torch.sub(source.tuned.read(key, start, stop), base, out=row)
+        else:
+            row.copy_(self.read(key, start, stop, base=base))
+
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Matrices [m, r] and [r, k] whose product is the delta (r = 0: no change); None if they are not known."""
         m, k = self.base.shape(key)
@@ -219,7 +227,7 @@ class TaskVectors:
         base = self.base.read(site.key, site.start, stop)
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):
-            row.copy_(vector.read(site.key, site.start, stop, base=base))
+            vector.read_into(row, site.key, site.start, stop, base=base)
         if self.device is not None:
             base, deltas = base.to(self.device), deltas.to(self.device)
         if site.start == 0 and stop == prod(site.shape):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from orthomerge.core.device import device_of
-from orthomerge.models.encoding import predict
 from orthomerge.models.heads import Prediction
 from orthomerge.models.model_data import ModelData
 from orthomerge.models.writing import write_model
@@ -52,6 +51,8 @@ class Model(ModelData):
 
         One input gives a dict by task, a list of inputs a list of dicts in the same order.
         """
+        from orthomerge.models.encoding import predict
+
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 
     def save(self, out: str | Path, *, force: bool = False, max_shard_size: str | int = "5GB") -> Model:

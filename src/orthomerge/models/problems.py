@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,15 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + ("" if self.fix == _IN_MESSAGE else f"; {self.fix}")
+
+
+@contextmanager
+def collected(problems: list[Problem], where: str) -> Iterator[None]:
+    """Add an error that the block raises to the problems."""
+    try:
+        yield
+    except OrthomergeError as error:
+        problems.append(Problem.of(where, error))
 
 
 def check_problems(problems: Sequence[Problem]) -> None:
@@ -187,7 +197,9 @@ def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Probl
     """Report different vocabularies, with which the same row of the embeddings stands for different words."""
     try:
         for ours, theirs in ((base / name, expert / name) for name in _VOCABULARIES):
-            if _is_readable(ours) and _is_readable(theirs) and _words(ours) != _words(theirs):
+            if not _is_readable(ours) or not _is_readable(theirs) or ours.read_bytes() == theirs.read_bytes():
+                continue
+            if _words(ours) != _words(theirs):
                 fix = f"{_SAME_BASE}, with its tokenizer, or remove the tokenizer that is not the model's"
                 yield Problem(where, f"{theirs} differs from the vocabulary {ours}", fix)
                 return

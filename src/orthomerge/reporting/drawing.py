@@ -93,21 +93,21 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 def _lines(figure: Lines) -> Any:
     drawing, axes = _framed(COLUMN, 2.5)
-    handles, many = [], len(figure.curves) > 5
+    many = len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
         colour = SERIES[number % len(SERIES)]
         if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
-        (handle,) = axes.plot(
+        axes.plot(
             curve.x,
             curve.y,
+            label=shown(curve.name),
             color=colour,
             linewidth=1.2 if many and number else 1.7,
             linestyle=STROKES[number // 2 % len(STROKES)] if many else "-",
             marker="o" if len(curve.x) <= _FEW and not many else None,
             markersize=3.4,
         )
-        handles.append(handle)
     places = sorted({x for curve in figure.curves for x in curve.x if np.isfinite(x)})
     if figure.log_x and all(x > 0 for x in places):
         axes.set_xscale("log")
@@ -118,7 +118,7 @@ def _lines(figure: Lines) -> Any:
     axes.set_ylabel(shown(figure.y, most=40))
     axes.margins(x=0.02)
     if len(figure.curves) > 1:
-        _legend(drawing, handles, [curve.name for curve in figure.curves])
+        _legend(drawing, [curve.name for curve in figure.curves])
     return drawing
 
 
@@ -128,11 +128,10 @@ def _bars(figure: Bars) -> Any:
     drawing, axes = _framed(width, 2.5 if width == COLUMN else 2.7)
     places = np.arange(len(figure.groups), dtype=np.float64)
     step = _FILLED / count
-    handles = []
     for number, series in enumerate(figure.series):
-        values = np.asarray(series.values, dtype=np.float64)
+        values, colour = np.asarray(series.values, dtype=np.float64), SERIES[number % len(SERIES)]
         at = places - _FILLED / 2 + step * (number + 0.5)
-        handles.append(axes.bar(at, values, width=0.9 * step, color=SERIES[number % len(SERIES)], linewidth=0))
+        axes.bar(at, values, width=0.9 * step, color=colour, linewidth=0, label=shown(series.name))
         if series.low is not None and series.high is not None:
             ends = np.asarray([values - np.asarray(series.low), np.asarray(series.high) - values])
             kept = np.isfinite(ends).all(axis=0)
@@ -145,7 +144,7 @@ def _bars(figure: Bars) -> Any:
     axes.set_ylabel(shown(figure.unit, most=40))
     axes.set_xlim(-0.6, len(figure.groups) - 0.4)
     if len(figure.series) > 1:
-        _legend(drawing, handles, [series.name for series in figure.series])
+        _legend(drawing, [series.name for series in figure.series])
     return drawing
 
 
@@ -228,7 +227,7 @@ def _points(figure: Points) -> Any:
         axes.spines[:].set_color(RULE)
     if 0 < len(figure.classes) <= len(SERIES):
         handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours[:-1]]
-        _legend(drawing, handles, figure.classes)
+        _legend(drawing, figure.classes, handles=handles, labels=list(map(shown, figure.classes)))
     return drawing
 
 
@@ -250,14 +249,13 @@ def _framed(width: float, height: float) -> tuple[Any, Any]:
     return drawing, axes
 
 
-def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    labels = [shown(name) for name in names]
-    room = 16 * drawing.get_figwidth()  # letters; each key takes six
+def _legend(drawing: Any, names: Sequence[str], **keys: Any) -> None:
+    """Add a legend above the drawing. `keys`: its handles and labels, if not those that were drawn."""
+    widest = max(len(shown(name)) for name in names) + 6  # letters; each key takes six
     drawing.legend(
-        handles,
-        labels,
+        **keys,
         loc="outside upper left",
-        ncols=max(1, min(len(labels), int(room / (max(map(len, labels), default=0) + 6)))),
+        ncols=max(1, min(len(names), int(16 * drawing.get_figwidth() / widest))),
         handlelength=1.8,
         columnspacing=1.4,
         borderaxespad=0.2,
@@ -265,9 +263,9 @@ def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def shown(label: str, *, most: int = _LONGEST) -> str:
-    """Shorten a label to one line; matplotlib would hide it if it began with an underscore."""
+    """Shorten a label to one line; matplotlib would hide it if it were empty or began with an underscore."""
     text = cut(plain(label), most)
-    return f"\u200a{text}" if text.startswith("_") else text
+    return f"\u200a{text}" if text[:1] in ("", "_") else text
 
 
 def cut(text: str, most: int) -> str:
