@@ -17,12 +17,8 @@ from orthomerge.models.split import Split, split_base, split_expert
 
 BERT, ROBERTA, T5 = FAMILIES["bert"], FAMILIES["roberta"], FAMILIES["t5"]
 
-WORDS, QUERY, NORM, POOLER = (
-    "embeddings.word_embeddings.weight",
-    "encoder.layer.0.attention.self.query.weight",
-    "encoder.layer.0.output.LayerNorm.weight",
-    "pooler.dense.weight",
-)
+WORDS, QUERY = "embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"
+NORM, POOLER = "encoder.layer.0.output.LayerNorm.weight", "pooler.dense.weight"
 SHAPES = {WORDS: (10, 4), QUERY: (4, 4), NORM: (4,), POOLER: (4, 4)}
 ENCODER = {name: Spec(shape, "F32") for name, shape in SHAPES.items()}
 
@@ -31,17 +27,11 @@ def specs(*names: str) -> dict[str, Spec]:
     return dict.fromkeys(names, Spec((4, 4), "F32"))
 
 
-def under(
-    prefix: str, *, classes: int = 3, head: str | None = None, change: dict[str, Spec | None] | None = None
-) -> dict[str, Spec]:
-    """A classifier with its encoder under a prefix."""
-    inside = {name: spec for name, spec in (ENCODER | (change or {})).items() if spec is not None}
-    outer = prefix.removesuffix("bert.") if head is None else head
-    named = {prefix + name: spec for name, spec in inside.items()}
-    return named | {
-        f"{outer}classifier.weight": Spec((classes, 4), "F32"),
-        f"{outer}classifier.bias": Spec((classes,), "F32"),
-    }
+def under(prefix: str, encoder: dict[str, Spec] = ENCODER) -> dict[str, Spec]:
+    """A classifier of three classes with its encoder under a prefix."""
+    outer = prefix.removesuffix("bert.")
+    head = {f"{outer}classifier.weight": Spec((3, 4), "F32"), f"{outer}classifier.bias": Spec((3,), "F32")}
+    return {prefix + name: spec for name, spec in encoder.items()} | head
 
 
 def expert(tensors: dict[str, Spec], family: Family = BERT, **options: object) -> Split:
@@ -68,15 +58,12 @@ def test_a_base_is_unwrapped(outer: str, inner: str) -> None:
 
 
 def test_a_base_with_heads_of_its_own() -> None:
-    tensors = under("module.bert.", classes=2) | specs("module.cls.predictions.bias", "module.strange.weight")
+    tensors = under("module.bert.") | specs("module.cls.predictions.bias", "module.strange.weight")
     split = split_base(tensors, BERT)
     assert split.names == {name: f"module.bert.{name}" for name in ENCODER}
-    left_out = {
-        "module.classifier.weight": "the base's own head",
-        "module.classifier.bias": "the base's own head",
-        "module.cls.predictions.bias": "not part of the encoder",
-    }
-    assert (split.left_out, split.unknown) == (left_out, ("module.strange.weight",))
+    left_out = dict.fromkeys(("module.classifier.weight", "module.classifier.bias"), "the base's own head")
+    assert split.left_out == {**left_out, "module.cls.predictions.bias": "not part of the encoder"}
+    assert split.unknown == ("module.strange.weight",)
     accounted(split, tensors)
     for pattern in ("module.strange.*", "strange.*", "*strange*"):
         ignoring = split_base(tensors, BERT, ignore=(pattern,))
@@ -93,25 +80,20 @@ def test_a_base_with_a_given_prefix() -> None:
 
 
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+SHARED = "shared.weight"
+HELD = [(SHARED,), TWINS, TWINS[::-1], TWINS[:1], TWINS[1:], (SHARED, *TWINS), (*TWINS, SHARED)]
 
 
-@pytest.mark.parametrize(
-    ("held", "kept"),
-    [
-        (("shared.weight", *TWINS), "shared.weight"),
-        ((*TWINS, "shared.weight"), "shared.weight"),
-        (("shared.weight",), "shared.weight"),
-        (TWINS[:1], TWINS[0]),
-        (TWINS, TWINS[0]),
-        (TWINS[::-1], TWINS[1]),
-    ],
-)
-def test_tied_weights_of_a_base_are_kept_once(held: tuple[str, ...], kept: str) -> None:
-    tensors = specs(*held, "encoder.block.0.weight")
-    split = split_base(tensors, T5)
-    assert split.names == {"shared.weight": kept, "encoder.block.0.weight": "encoder.block.0.weight"}
-    assert split.left_out == {name: "tied to shared.weight" for name in held if name != kept}
-    accounted(split, tensors)
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("prefix", ["", "module.transformer."])
+def test_tied_weights_are_kept_once(held: tuple[str, ...], prefix: str) -> None:
+    """In a base and in an expert: the shared tensor, or the first of its twins."""
+    kept, block = SHARED if SHARED in held else held[0], "encoder.block.0.weight"
+    tensors = specs(*(prefix + name for name in (*held, block)))
+    for split in (split_base(tensors, T5), split_expert(tensors, T5, specs(SHARED, block), pooling="eos")):
+        assert split.names == {SHARED: prefix + kept, block: prefix + block}
+        assert split.left_out == {prefix + name: "tied to shared.weight" for name in held if name != kept}
+        accounted(split, tensors)
 
 
 # Experts
@@ -129,9 +111,10 @@ def test_the_prefix_of_an_expert_is_found(prefix: str) -> None:
 
 
 def test_weight_and_bias_of_a_head_come_from_one_place() -> None:
-    outside = expert(under("backbone.", head=""))
+    head = specs("classifier.bias", "classifier.weight")
+    outside = expert({f"backbone.{name}": spec for name, spec in ENCODER.items()} | head)
     assert outside.head == {"weight": "classifier.weight", "bias": "classifier.bias"}
-    tensors = under("module.bert.") | specs("classifier.bias", "classifier.weight")
+    tensors = under("module.bert.") | head
     del tensors["module.classifier.bias"]
     split = expert(tensors)
     assert split.head == {"weight": "module.classifier.weight"}
@@ -153,16 +136,17 @@ def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None
 
 def test_which_of_two_encoders_is_taken() -> None:
     """The one whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
-    tensors = under("student.bert.", change={WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
+    tensors = under("student.bert.", ENCODER | {WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
     assert expert(tensors).prefixes == ("teacher.bert.",)
     more = expert(under("bert.") | specs(f"ema.{WORDS}"))
     assert (more.prefixes, more.unknown) == (("bert.",), (f"ema.{WORDS}",))
-    both = under("student.bert.", change={QUERY: None}) | under("teacher.bert.", change={QUERY: None})
-    assert sorted(expert(both).prefixes) == ["student.bert.", "teacher.bert."]
+    lacking = {name: spec for name, spec in ENCODER.items() if name != QUERY}
+    both = expert(under("student.bert.", lacking) | under("teacher.bert.", lacking))
+    assert sorted(both.prefixes) == ["student.bert.", "teacher.bert."]
 
 
 def test_missing_tensors_and_wrong_shapes_are_for_others_to_refuse() -> None:
-    split = expert(under("module.bert.", change={QUERY: None, POOLER: None, WORDS: Spec((11, 4), "F32")}))
+    split = expert(under("module.bert.", {WORDS: Spec((11, 4), "F32"), NORM: ENCODER[NORM]}))
     assert (set(split.names), split.prefixes) == ({WORDS, NORM}, ("module.bert.",))
     nothing = expert(specs("conv.weight", "fc.weight"))
     assert (nothing.names, nothing.unknown, nothing.prefixes) == ({}, ("conv.weight", "fc.weight"), ("bert.",))
@@ -171,9 +155,8 @@ def test_missing_tensors_and_wrong_shapes_are_for_others_to_refuse() -> None:
 
 
 def test_what_an_expert_may_have_beside_its_encoder() -> None:
-    tensors = under("bert.") | specs(
-        *("bert.embeddings.position_ids", "cls.predictions.bias", "loss.weight", "optimizer.step", "bert.extra.weight")
-    )
+    more = ("bert.embeddings.position_ids", "cls.predictions.bias", "loss.weight", "optimizer.step")
+    tensors = under("bert.") | specs(*more, "bert.extra.weight")
     split = expert(tensors, ignore=("optimizer.*",))
     assert split.left_out == {
         "bert.embeddings.position_ids": "optional, and not in the base",
@@ -197,18 +180,6 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
 
-@pytest.mark.parametrize("held", [("shared.weight",), TWINS, ("shared.weight", *TWINS), TWINS[1:]])
-@pytest.mark.parametrize("prefix", ["", "module.transformer."])
-def test_tied_weights_of_an_expert(held: tuple[str, ...], prefix: str) -> None:
-    reference = specs("shared.weight", "encoder.block.0.weight")
-    tensors = specs(*(prefix + name for name in (*held, "encoder.block.0.weight", "lm_head.weight")))
-    split = split_expert(tensors, T5, reference, pooling="eos")
-    kept = "shared.weight" if "shared.weight" in held else held[0]
-    assert split.names == {"shared.weight": prefix + kept, "encoder.block.0.weight": f"{prefix}encoder.block.0.weight"}
-    tied = {prefix + name: "tied to shared.weight" for name in held if name != kept}
-    assert {name: why for name, why in split.left_out.items() if "lm_head" not in name} == tied
-
-
 def test_heads_of_two_layers() -> None:
     layout = ROBERTA.head
     assert layout is not None
@@ -226,9 +197,7 @@ def test_a_head_under_another_name() -> None:
     assert split.unknown == ("module.classifier.bias", "module.classifier.weight", "top.bias", "top.weight")
     assert expert(tensors, layout=HeadLayout(("top",))).head == {"weight": "top.weight", "bias": "top.bias"}
     assert expert(tensors, layout=HeadLayout(("nowhere",))).head == {}
-
-
-def test_a_family_without_heads() -> None:
+    # A family without heads has those that are named.
     tensors = {f"body.{name}": spec for name, spec in ENCODER.items()} | specs("fc.weight", "fc.bias")
     split = split_expert(tensors, generic("body"), ENCODER, pooling="output")
     assert (split.head, split.unknown) == ({}, ("fc.bias", "fc.weight"))
