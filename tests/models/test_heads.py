@@ -28,6 +28,9 @@ def test_a_linear_head() -> None:
     assert Head(Linear(W), LABELS)(X).tolist() == [[3.0, 8.0, 7.0]]
     assert (head.width, list(head.tensors())) == (2, ["weight", "bias"])
     assert list(Head(Linear(W), LABELS).tensors()) == ["weight"]
+    head = Head(Linear(W), LABELS, normalise=True)
+    assert torch.allclose(head(X), torch.tensor([[0.6, 1.6, 1.4]]))
+    assert torch.equal(head(7 * X), head(X))
 
 
 def test_a_head_with_a_hidden_layer() -> None:
@@ -50,12 +53,6 @@ def test_other_tensors_of_the_same_head() -> None:
     assert (twice.output.weight.tolist(), twice.hidden.weight.tolist()) == ((2 * W).tolist(), [[2.0] * 3] * 2)
     assert twice.hidden.bias is None
     assert Head(Linear(W), LABELS).with_tensors({"weight": 3 * W}).output.bias is None
-
-
-def test_normalised_features() -> None:
-    head = Head(Linear(W), LABELS, normalise=True)
-    assert torch.allclose(head(X), torch.tensor([[0.6, 1.6, 1.4]]))
-    assert torch.equal(head(7 * X), head(X))
 
 
 def test_rows_are_matched_by_name() -> None:
@@ -126,14 +123,10 @@ def test_mean_by_hand() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
     assert features.tolist() == [[2.0, 3.0], [3.0, 1.0]]
-
-
-def test_mean_does_not_overflow_in_half_precision() -> None:
-    hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
-    mask = torch.ones(1, 100, dtype=torch.long)
+    # A sum of half precision would overflow.
+    hidden, mask = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16), torch.ones(1, 100, dtype=torch.long)
     features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
-    assert features.dtype == torch.float16
-    assert features.item() == 30_000.0
+    assert (features.dtype, features.item()) == (torch.float16, 30_000.0)
 
 
 def test_what_poolings_refuse() -> None:
@@ -143,6 +136,12 @@ def test_what_poolings_refuse() -> None:
         pooler(SimpleNamespace(pooler_output=None), {"input_ids": IDS}, None)
     with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
         eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
+    for encoder in (lambda **batch: batch, Decoder(decoder_start_token_id=None)):
+        with pytest.raises(RecipeError, match="need 'decoder_start_token_id': set it in the encoder's"):
+            shifted_decoder(encoder, {"input_ids": IDS})
+    for config in (None, SimpleNamespace(eos_token_id=None)):
+        with pytest.raises(RecipeError, match="T5 features need 'eos_token_id'"):
+            eos(SimpleNamespace(), {"input_ids": IDS}, config)
 
 
 class Decoder:
@@ -164,15 +163,6 @@ def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
     ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
     assert FAMILIES["t5"].features(decoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
     assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
-
-
-def test_t5_features_need_to_know_special_tokens() -> None:
-    for encoder in (lambda **batch: batch, Decoder(decoder_start_token_id=None)):
-        with pytest.raises(RecipeError, match="need 'decoder_start_token_id': set it in the encoder's"):
-            shifted_decoder(encoder, {"input_ids": IDS})
-    for config in (None, SimpleNamespace(eos_token_id=None)):
-        with pytest.raises(RecipeError, match="T5 features need 'eos_token_id'"):
-            eos(SimpleNamespace(), {"input_ids": IDS}, config)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.modality == "text"])

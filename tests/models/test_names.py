@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.making import build, nudged, save, tensors_of, write_tokenizer
+from tests.models.making import build, nudged, save, tensors_of, write_clip
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError
@@ -35,9 +35,8 @@ def test_gamma_and_beta_become_weight_and_bias(name: str, tmp_path: Path) -> Non
 
 def test_aliases_are_renamed_too(tmp_path: Path) -> None:
     plain = opened(tmp_path, "a.LayerNorm.gamma")
-    adapted = family("bert").adapted(
-        Checkpoint(plain.path, plain.entries, aliases={"b.LayerNorm.gamma": "a.LayerNorm.gamma"})
-    )
+    aliases = {"b.LayerNorm.gamma": "a.LayerNorm.gamma"}
+    adapted = family("bert").adapted(Checkpoint(plain.path, plain.entries, aliases=aliases))
     assert adapted.aliases == {"b.LayerNorm.weight": "a.LayerNorm.weight"}
     assert torch.equal(adapted["b.LayerNorm.weight"], plain["a.LayerNorm.gamma"])
 
@@ -65,13 +64,8 @@ def test_deberta_with_another_activation_is_refused(tmp_path: Path) -> None:
 
 # The text side of an image encoder as the papers publish it: the transformer deleted, the rest left.
 TEXT = ("positional_embedding", "text_projection", "logit_scale", "token_embedding.weight", "ln_final.weight")
-LAYER = {
-    "attn.out_proj": "self_attn.out_proj",
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
+LAYER = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2"}
+LAYER |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
 
 
 def open_clip_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,18 +90,18 @@ def open_clip_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 @pytest.fixture
 def expected(tmp_path: Path) -> dict[str, torch.Tensor]:
-    save(build("CLIPModel", "clip"), tmp_path / "clip")
-    tensors = load_file(tmp_path / "clip" / "model.safetensors")
+    tensors = load_file(save(build("CLIPModel", "clip"), tmp_path / "clip") / "model.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name.startswith("vis")}
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "visual.", "model.visual.", "module.model.visual.", "image_encoder.model.visual."]
-)
-def test_values_come_back_under_stock_names(prefix: str, tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize("outer", [None, "", "model.", "module.model.", "image_encoder.model."])
+def test_values_come_back_under_stock_names(
+    outer: str | None, tmp_path: Path, expected: dict[str, torch.Tensor]
+) -> None:
+    """Of a tower alone, and of one beside what is left of the text side."""
+    prefix = "" if outer is None else f"{outer}visual."
     tensors = {prefix + name: tensor for name, tensor in open_clip_names(expected).items()}
-    if prefix:
-        outer = prefix.removesuffix("visual.")
+    if outer is not None:
         tensors |= {outer + name: torch.ones(3) for name in TEXT}
         tensors |= {f"{outer}transformer.resblocks.0.attn.in_proj_weight": torch.ones(3)}
     save_file(tensors, tmp_path / "tower.safetensors")
@@ -135,12 +129,10 @@ def test_other_towers(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None
 
 def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
     """The format in which the papers' CLIP experts are published, on a base in Hugging Face format."""
-    base = build("CLIPModel", "clip")
-    save(base, tmp_path / "base")
-    write_tokenizer(tmp_path / "base")
-    names = open_clip_names(dict(nudged(base, 3).state_dict()))
+    write_clip(tmp_path / "base")
+    expected = nudged(build("CLIPModel", "clip"), 3).state_dict()
     module = torch.nn.Module()
-    for key, tensor in names.items():
+    for key, tensor in open_clip_names(dict(expected)).items():
         holder = module
         *path, last = key.split(".")
         for part in path:
@@ -150,6 +142,5 @@ def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
         holder.register_parameter(last, torch.nn.Parameter(tensor.clone()))
     torch.save(module, tmp_path / "pets.pt")
     experts = om.open([tmp_path / "pets.pt"], base=tmp_path / "base", heads={"pets": {"classes": ("cat", "dog")}})
-    merged, expected = tensors_of(om.merge(experts, "average")), nudged(base, 3).state_dict()
-    for key, tensor in merged.items():
+    for key, tensor in tensors_of(om.merge(experts, "average")).items():
         torch.testing.assert_close(tensor, expected[key].reshape(-1), rtol=1e-5, atol=1e-6)

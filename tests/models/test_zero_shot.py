@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.making import HEADS, batch_for, build, nudged, open_models, save, write_tokenizer
+from tests.models.making import HEADS, batch_for, build, nudged, open_models, save, write_clip, write_tokenizer
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, RecipeError
@@ -21,9 +21,7 @@ TEMPLATES = ("a photo of a {}.", "art of the {}")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save(build("CLIPModel", "clip"), tmp_path / "clip")
-    write_tokenizer(tmp_path / "clip")
-    return tmp_path / "clip"
+    return write_clip(tmp_path / "clip")
 
 
 def tokens(folder: Path, prompts: list[str]) -> Any:
