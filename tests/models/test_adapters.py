@@ -117,7 +117,7 @@ def test_an_adapter_with_nan_is_refused(berts: Path, folder: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("method", ["realign", "regmean"])
 def test_fitted_as_full_experts_are(method: str, folder: Path, berts: Path, tables: Path) -> None:
-    options = {"steps": 4, "look": 2, "batch": 4} if method == "realign" else {}
+    options: dict[str, Any] = {"steps": 4, "look": 2, "batch": 4} if method == "realign" else {}
     data = {task: tables / f"{task}.csv" for task in HEADS}
     labels = {task: [f"{task}-{number}" for number in range(count)] for task, count in HEADS.items()}
     pair = thin_and_full(folder, berts / "base", HEADS, labels=labels)

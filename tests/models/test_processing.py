@@ -247,8 +247,10 @@ def test_images_of_a_pool(shapes: list[tuple[int, ...]], tmp_path: Path) -> None
     """Images of mixed sizes are processed as each alone is."""
     check(some_images(*shapes), PixelProcessor((16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))
     check(some_images((8, 8)), PixelProcessor(8, channels=1))
-    numbers = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
-    check(some_images(*shapes), images(tmp_path, size={"height": 32, "width": 32}, **numbers))
+    processor = images(
+        tmp_path, size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
+    )
+    check(some_images(*shapes), processor)
 
 
 def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_only_what_fits_is_kept() -> None:
 
 
 def test_images_whose_size_depends_on_themselves_are_not_kept(tmp_path: Path) -> None:
-    options = {"size": {"shortest_edge": 8}, "do_center_crop": False, "do_convert_rgb": False}
+    options: dict[str, Any] = {"size": {"shortest_edge": 8}, "do_center_crop": False, "do_convert_rgb": False}
     processor = images(tmp_path, image_processor_type="CLIPImageProcessor", **options)
     wide = some_images((8, 16, 3), count=1).inputs
     for count in (10, 1024):  # in one chunk, and in several

@@ -137,7 +137,11 @@ OPENING: dict[str, tuple[str, object]] = {
     r"'missing' must be error \| base, got 'zero'": ("missing", "zero"),
     r"opening: unknown option 'more'": ("more", 1),
 }
-LOCALS = ({}, {"places": [], "inputs": {}}, {"places": {"two": {"relative": "x"}}, "inputs": {}})
+LOCALS: tuple[dict[str, Any], ...] = (
+    {},
+    {"places": [], "inputs": {}},
+    {"places": {"two": {"relative": "x"}}, "inputs": {}},
+)
 
 
 def test_damaged_records(world: Path) -> None:
