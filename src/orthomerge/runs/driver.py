@@ -111,9 +111,7 @@ def _make(
         for future in wait(running, timeout=None if ready is None else 0, return_when=FIRST_COMPLETED).done:
             artifact, error = running.pop(future), future.result()
             if error is not None:
-                for other in running:
-                    other.cancel()
-                wait(running)  # what they make is in the store for the next run
+                wait([other for other in running if not other.cancel()])  # their results are for the next run
                 raise ArtifactError(artifact, error)
             del missing[artifact.key]
             for needs in waiting.values():
@@ -136,8 +134,6 @@ def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
 
 
 class Serial(Executor):
-    """Run each call at once, in this process."""
-
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = Future[Any]()
         future.set_result(fn(*args, **kwargs))

@@ -166,14 +166,12 @@ def merge(experts: Experts, recipe: Recipe, *, state: Path | None = None, progre
 
 
 def align(model: Model, experts: Experts, section: Align, *, seed: int, progress: Progress) -> Model:
-    """Return the model with its heads aligned according to a section `align`."""
     from orthomerge.alignment import align as alignment  # slow to import, and most merges do not need it
 
     return alignment.align(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
 
 def write_weights(model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress) -> None:
-    """Write a model of a recipe."""
     size, inputs = recipe.max_shard_size, input_paths(recipe)
     write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 

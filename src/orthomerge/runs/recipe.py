@@ -78,7 +78,6 @@ class Recipe:
 
     @property
     def opening(self) -> Opening:
-        """Options for opening base and experts."""
         options = {option.name: getattr(self, option.name) for option in fields(Opening)}
         return Opening(**{**options, "experts": self.tasks})
 
@@ -91,7 +90,6 @@ class Recipe:
 
     @property
     def data(self) -> list[Any]:
-        """Inputs of all sections."""
         sections = [section for section in (self.fit, self.align, self.evaluate) if section is not None]
         return [source for section in sections for source in section.data.values()]
 

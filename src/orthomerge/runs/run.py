@@ -51,7 +51,6 @@ class Ran:
     swept: Swept | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain data."""
         stages = {
             name: {"state": state, "seconds": round(self.seconds[name], 3)} for name, state in self.stages.items()
         }

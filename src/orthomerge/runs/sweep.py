@@ -63,7 +63,6 @@ class Swept:
     found: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return counts, best rows and failures as plain data."""
         return {
             "cells": self.cells,
             "models": {"done": self.done, "found": self.found},

@@ -234,7 +234,6 @@ def _names(task: str) -> tuple[str, ...]:
 
 
 def _local_expert(folder: Path, task: str) -> Path | None:
-    """Return the path of an expert that the user put into the suite's folder, or None."""
     candidates = (folder / "experts" / f"{name}{end}" for name in _names(task) for end in ("", _PICKLE))
     return next((path for path in candidates if path.exists()), None)
 
@@ -259,7 +258,6 @@ def _state_dict(task: str, folder: Path, pattern: str, *, exclude: str | None) -
 
 
 def _tables(root: Path, task: str) -> Path:
-    """Return the folder of a task's tables below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
     folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
     if len(folders) != 1:

@@ -61,11 +61,9 @@ class Suite:
 
     @cached_property
     def experts(self) -> Experts:
-        """Experts and base, opened once."""
         return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
 
     def merged(self, method: str, options: Mapping[str, Any] | None = None) -> Model:
-        """Merge all experts by a method, lazily."""
         return merge_opened(self.experts, method, options or {})
 
     def references(self) -> dict[str, Subject]:
@@ -76,7 +74,6 @@ class Suite:
         return references
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
-        """Return the options for encoding the suite's inputs."""
         return Encoding(FeatureCache(self.folder / "features"), device, batch=batch, processor=self.processor)
 
 
