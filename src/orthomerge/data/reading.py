@@ -30,9 +30,8 @@ class ColumnSource(str):
     text: str
     label: str
 
-    def __new__(
-        cls, source: str, text: str = "text", label: str = "label"
-    ) -> Self:  # a copy gets its columns afterwards
+    # A copy is made without columns and gets them afterwards.
+    def __new__(cls, source: str, text: str = "text", label: str = "label") -> Self:
         self = super().__new__(cls, source)
         self.text, self.label = text, label
         return self
