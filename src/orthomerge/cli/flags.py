@@ -189,8 +189,6 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     """Format a default value; empty if it need not be shown."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return "yes" if value else ""
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return str(value) if isinstance(value, str | int | float) else ""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
