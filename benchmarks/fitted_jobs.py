@@ -11,6 +11,7 @@ from orthomerge.data.task import Split
 
 STARTS = ("average", "task_arithmetic", "ties")
 SPLITS: dict[str, Split] = {"inductive": "train", "transductive": "test"}
+SCALES = "scales"  # the part in which a scale is chosen for MOMA
 PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency", "variants")
 
 

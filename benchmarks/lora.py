@@ -28,8 +28,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table
-from benchmarks.fitted import Place, Worker, scales_of, spread
 from benchmarks.fitted_jobs import Job
+from benchmarks.fitted_work import Place, Worker, scales_of, spread
 from benchmarks.lora_cka import KINDS, adapted_share, measure
 
 from orthomerge.evaluation.scale import search_scale

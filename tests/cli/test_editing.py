@@ -88,7 +88,9 @@ def test_negate(berts: Path, label_tables: Path, tmp_path: Path) -> None:
     assert "scored with probes on the base's features" in result.stdout
     assert lines[-1] == f"wrote {out}, verified; heads: two"
     assert "random vector: scale 1: two " in result.stderr
-    assert call(*words, "--quiet").stderr == ""
+    folder = [*words[: words.index("1,0.5") + 1], "--data", label_tables, "--control", "three", "--keep", 0.01]
+    assert call(*folder, "--quiet").stdout.splitlines()[:4] == lines[:4]
+    assert call(*folder, "--quiet").stderr == ""
 
 
 def test_analogy(berts: Path, fitted: Path, label_tables: Path, tmp_path: Path) -> None:

@@ -46,17 +46,24 @@ def test_the_example(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "nothing to do: everything is done" in again.stdout
 
 
+KILLED = """
+import os, signal, sys
+from orthomerge.cli.app import main
+write = sys.stderr.write
+def killing(text):
+    write(text)
+    if "[2/2] evaluate: encoding two" in text:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.stderr.write = killing
+main()
+"""
+
+
 def test_a_real_kill(berts: Path, tmp_path: Path) -> None:
     recipe = lay_out(berts, tmp_path, PLAIN)
-    command = [sys.executable, "-m", "orthomerge", "run", str(recipe), "--out", str(tmp_path / "run")]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert started.stderr is not None
-    for line in started.stderr:
-        if line.startswith("[2/2] evaluate: encoding two"):
-            started.send_signal(signal.SIGKILL)
-            break
-    started.stderr.close()
-    assert started.wait() == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, "run", str(recipe), "--out", str(tmp_path / "run")]
+    killed = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     result = call("run", recipe, "--out", tmp_path / "run")
     assert "[1/2] merge: found, unchanged" in result.stderr
     assert "done in" in result.stdout

@@ -111,12 +111,7 @@ def test_every_row_has_a_page(kind: str, row: Any) -> None:
 
 def test_every_command_has_its_help() -> None:
     text = cli_page(app)
-    for words, command in command_tree(app):
-        section = text.partition(f"\n## {' '.join(words)}\n")[2].partition("\n## ")[0]
-        assert f"Usage: orthomerge {' '.join(words)}" in section
-        assert [
-            one.opts[0] for one in command.params if one.opts[0].startswith("-") and one.opts[0] not in section
-        ] == []
+    assert [words for words, _ in command_tree(app) if f"Usage: orthomerge {' '.join(words)} " not in text] == []
 
 
 @pytest.mark.parametrize("name", ["run", "sweep"])

@@ -24,7 +24,8 @@ from orthomerge.core.errors import (
     RecipeError,
 )
 
-BROKEN, NUMBERS, OUTPUT, RECIPE = CheckpointError, NumericalError, OutputError, RecipeError
+BROKEN, MISMATCH, NUMBERS = CheckpointError, IncompatibleError, NumericalError
+OUTPUT, RECIPE = OutputError, RecipeError
 TO = "--out results/out --quiet"
 EXPERTS = " ".join(f"{name}=./{name}" for name in HEADS)
 TABLES = " ".join(f"--data {name}=data/{name}.csv" for name in HEADS)
@@ -42,34 +43,39 @@ LINES = {
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A command that must fail: with which error, and what its message must match (way out, tensor, file)."""
+class Row:
+    """A fault and a command that meets it, which must fail with an error that matches all patterns, or work."""
 
     number: int
     name: str
     damage: Damage
-    way_out: str
-    tensor: str = ""
-    file: str = "two"
-    error: type[OrthomergeError] = IncompatibleError
-    line: str = "merge"
-    more: str = ""
+    error: type[OrthomergeError] | None
+    says: tuple[str, ...]
+    line: str
+    more: str
+
+    @property
+    def words(self) -> str:
+        """The words after `orthomerge`."""
+        return f"{LINES.get(self.line, self.line)} {self.more}"
 
 
-@dataclass(frozen=True)
-class Sound:
+def refused(
+    number: int,
+    name: str,
+    damage: Damage,
+    error: type[OrthomergeError],
+    *says: str,
+    line: str = "merge",
+    more: str = "",
+) -> Row:
+    """A command that must fail; its message must say in which file, of which tensor, and the way out."""
+    return Row(number, name, damage, error, says, line, more)
+
+
+def sound(number: int, name: str, damage: Damage, line: str = "merge", more: str = "") -> Row:
     """Something unusual that must work, and give an output that verifies."""
-
-    number: int
-    name: str
-    damage: Damage
-    line: str = "merge"
-    more: str = ""
-
-
-def line_of(row: Refused | Sound) -> str:
-    """Give the words after `orthomerge`."""
-    return f"{LINES.get(row.line, row.line)} {row.more}"
+    return Row(number, name, damage, None, (), line, more)
 
 
 TWO = r"two/model\.safetensors"
@@ -89,233 +95,227 @@ IDS = torch.arange(40)[None]
 WITHOUT_TRAINING = m.copied("base", "two", "", "bert.")
 
 # fmt: off
-ROWS: tuple[Refused | Sound, ...] = (
+ROWS = (
     # 1 empty file
-    Refused(1, "empty", m.write("two/model.safetensors", b""), AGAIN, file=TWO, error=BROKEN),
-    Refused(1, "empty manifest", m.write("merged/orthomerge.json", b""), AGAIN, file=r"orthomerge\.json", error=BROKEN,
+    refused(1, "empty", m.write("two/model.safetensors", b""), BROKEN, TWO, AGAIN),
+    refused(1, "empty manifest", m.write("merged/orthomerge.json", b""), BROKEN, r"orthomerge\.json", AGAIN,
             line="align"),
     # 3 truncated data
-    Refused(3, "cut short", m.cut("two/model.safetensors", 0.9), AGAIN, file=TWO, error=BROKEN),
+    refused(3, "cut short", m.cut("two/model.safetensors", 0.9), BROKEN, TWO, AGAIN),
     # 9 unknown dtype, sub-byte floats
-    Refused(9, "bytes for floats", m.each(QUERY, lambda v: (v * 1000).round().to(torch.int8)), "converted to float",
-            tensor=BARE),
+    refused(9, "bytes for floats", m.each(QUERY, lambda v: (v * 1000).round().to(torch.int8)), MISMATCH, "two", BARE,
+            "converted to float"),
     # 10 bit flip, with a checksum
-    Refused(10, "verify", m.flip("merged/encoder.safetensors"), "merge again|fetch", file=r"encoder\.safetensors",
-            error=OUTPUT, line="verify"),
-    Refused(10, "align", m.flip("merged/encoder.safetensors"), "merge again", file="the encoder in .*merged",
-            error=BROKEN, line="align"),
-    Refused(10, "export", m.flip("merged/encoder.safetensors"), "merge again", file="the encoder in .*merged",
-            error=BROKEN, line="export"),
-    Refused(10, "several", m.several_changes(), "merge again|fetch",
-            tensor=r"(?s)(?=.*README\.md is missing)(?=.*two/config\.json has 2)(?=.*encoder\.safetensors has changed)",
-            file=r"(?s)two/extra\.txt was not.*|README", error=OUTPUT, line="verify"),
-    Refused(10, "a file is lost", m.lose("merged/five/config.json"), "merge again",
-            file=r"five/config\.json is missing", error=BROKEN, line="align"),
+    refused(10, "verify", m.flip("merged/encoder.safetensors"), OUTPUT, r"encoder\.safetensors", "merge again|fetch",
+            line="verify"),
+    refused(10, "align", m.flip("merged/encoder.safetensors"), BROKEN, "the encoder in .*merged", "merge again",
+            line="align"),
+    refused(10, "export", m.flip("merged/encoder.safetensors"), BROKEN, "the encoder in .*merged", "merge again",
+            line="export"),
+    refused(10, "several", m.several_changes(), OUTPUT, r"(?s)two/extra\.txt was not.*|README",
+            r"(?s)(?=.*README\.md is missing)(?=.*two/config\.json has 2)(?=.*encoder\.safetensors has changed)",
+            "merge again|fetch", line="verify"),
+    refused(10, "a file is lost", m.lose("merged/five/config.json"), BROKEN, r"five/config\.json is missing",
+            "merge again", line="align"),
     # 11 right size, zero pages
-    Refused(11, "half of the expert", m.blank("two/model.safetensors"), AGAIN,
-            tensor="'[a-z0-9A-Z_.]+' in expert 'two'", file=TWO, error=BROKEN),
-    Refused(11, "half of the base", m.blank("base/model.safetensors"), AGAIN, tensor="' in the base",
-            file=r"base/model\.safetensors", error=BROKEN),
+    refused(11, "half of the expert", m.blank("two/model.safetensors"), BROKEN, TWO, "'[a-z0-9A-Z_.]+' in expert 'two'",
+            AGAIN),
+    refused(11, "half of the base", m.blank("base/model.safetensors"), BROKEN, r"base/model\.safetensors",
+            "' in the base", AGAIN),
     # 17 pickles that run, zip bombs, zips that lead out
-    Refused(17, "evil zip", m.as_pickle(), "do not open it with torch.load either", tensor="mkdir", file=BIN,
-            error=BROKEN),
-    Refused(17, "evil adapter", m.evil_adapter(), "do not open it", file=r"adapter_model\.bin", error=BROKEN),
-    Refused(17, "bomb of arrays", m.npz_bomb("data/two.npz"), "give a smaller file", file=r"two\.npz", error=BROKEN,
+    refused(17, "evil zip", m.as_pickle(), BROKEN, BIN, "mkdir", "do not open it with torch.load either"),
+    refused(17, "evil adapter", m.evil_adapter(), BROKEN, r"adapter_model\.bin", "do not open it"),
+    refused(17, "bomb of arrays", m.npz_bomb("data/two.npz"), BROKEN, r"two\.npz", "give a smaller file",
             line=f"{ALIGN} --data two=data/two.npz"),
     # 18 an adapter instead of a model, and adapters that are none
-    Refused(18, "other targets", m.adapter(m.renamed("query", "q_proj", m.ADAPTER)),
-            "the base that it was trained on|list it under", tensor="q_proj"),
-    Refused(18, "wider",
-            m.adapter(m.each("layer.0.attention.self.query.lora_A", lambda v: torch.ones(2, 48), m.ADAPTER)),
-            "same base", tensor=BARE),
-    Refused(18, "never trained", m.adapter(m.each("lora_B", torch.zeros_like, m.ADAPTER)), INSIST),
-    Sound(18, "as expert", m.as_adapter()),
+    refused(18, "other targets", m.both(m.as_adapter(), m.renamed("query", "q_proj", m.ADAPTER)), MISMATCH, "two",
+            "q_proj", "the base that it was trained on|list it under"),
+    refused(18, "wider",
+            m.both(m.as_adapter(), m.each("0.attention.self.query.lora_A", lambda v: torch.ones(2, 48), m.ADAPTER)),
+            MISMATCH, "two", BARE, "same base"),
+    refused(18, "never trained", m.both(m.as_adapter(), m.each("lora_B", torch.zeros_like, m.ADAPTER)), MISMATCH, "two",
+            INSIST),
+    sound(18, "as expert", m.as_adapter()),
     # 19 quantised inputs
-    Refused(19, "by names", PACKED, "ignore|missing: base", tensor=BARE),
+    refused(19, "by names", PACKED, MISMATCH, "two", BARE, "ignore|missing: base"),
     # 20 remote code
-    Refused(20, "base", m.remote_model("base"), "name it as 'family'", tensor="odd.OddModel", file="base",
-            error=BROKEN),
-    Refused(20, "unknown model", m.remote_model("base", model_type="odd"), "family: generic", tensor="odd.OddModel",
-            file="base", error=BROKEN),
-    Sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
+    refused(20, "base", m.remote_model("base"), BROKEN, "base", "odd.OddModel", "name it as 'family'"),
+    refused(20, "unknown model", m.remote_model("base", model_type="odd"), BROKEN, "base", "odd.OddModel",
+            "family: generic"),
+    sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
     # 22 read-only and network file systems
-    Refused(22, "stale handle", m.reads_fail, "Stale file handle.*(try|run).*again", file=TWO, error=BROKEN),
+    refused(22, "stale handle", m.reads_fail, BROKEN, TWO, "Stale file handle.*(try|run).*again"),
     # 24 another architecture, depth or width
-    Refused(24, "architecture", m.configured(model_type="distilbert"), "same base model", tensor="distilbert"),
-    Refused(24, "depth", m.without("layer.1."), "missing: base", tensor=r"encoder\.layer\.1\."),
-    Refused(24, "width", m.each("output.dense.weight", lambda v: torch.cat((v, v), -1)), "same base model",
-            tensor=r"output\.dense\.weight"),
-    Refused(24, "more layers", m.repeated(r"layer\.1\.", "layer.2."), "ignore",
-            tensor=r"'bert\.encoder\.layer\.2\..*is neither encoder nor head"),
+    refused(24, "architecture", m.configured(model_type="distilbert"), MISMATCH, "two", "distilbert",
+            "same base model"),
+    refused(24, "depth", m.without("layer.1."), MISMATCH, "two", r"encoder\.layer\.1\.", "missing: base"),
+    refused(24, "width", m.each("output.dense.weight", lambda v: torch.cat((v, v), -1)), MISMATCH, "two",
+            r"output\.dense\.weight", "same base model"),
+    refused(24, "more layers", m.repeated(r"layer\.1\.", "layer.2."), MISMATCH, "two",
+            r"'bert\.encoder\.layer\.2\..*is neither encoder nor head", "ignore"),
     # 25 wrong base
-    Refused(25, "a stranger", m.shuffled("base"), INSIST, tensor=r"cosine between their weights is -?0\.[01]",
-            file="base"),
-    Refused(25, "one common way", m.base_of_the_base(), INSIST, tensor=r"cosine .* at least 0\.9", file="base"),
-    Sound(25, "insisted on", m.shuffled("base"), more="--set check_base=false"),
-    Refused(25, "of one expert", m.shuffled("three"), INSIST, tensor="cosine between their weights is",
-            file="expert 'three'"),
+    refused(25, "a stranger", m.shuffled("base"), MISMATCH, "base", r"cosine between their weights is -?0\.[01]",
+            INSIST),
+    refused(25, "one common way", m.base_of_the_base(), MISMATCH, "base", r"cosine .* at least 0\.9", INSIST),
+    sound(25, "insisted on", m.shuffled("base"), more="--set check_base=false"),
+    refused(25, "of one expert", m.shuffled("three"), MISMATCH, "expert 'three'", "cosine between their weights is",
+            INSIST),
     # 26 identical to the base, or to another expert
-    Refused(26, "to the base", WITHOUT_TRAINING, INSIST, tensor="is the base"),
-    Refused(26, "to another", m.copied("two", "three", "bert."), INSIST, tensor="the same model", file="three"),
-    Sound(26, "insisted on", WITHOUT_TRAINING, more="--set check_base=false"),
+    refused(26, "to the base", WITHOUT_TRAINING, MISMATCH, "two", "is the base", INSIST),
+    refused(26, "to another", m.copied("two", "three", "bert."), MISMATCH, "three", "the same model", INSIST),
+    sound(26, "insisted on", WITHOUT_TRAINING, more="--set check_base=false"),
     # 27 mixed dtypes
-    Sound(27, "float16 expert", m.each("", torch.Tensor.half)),
-    Sound(27, "bfloat16 base", m.each("", torch.Tensor.bfloat16, "base")),
-    Refused(27, "integer buffers differ", m.position_ids(base=IDS, two=IDS + 1), "same base",
-            tensor=r"embeddings\.position_ids", file=TWO),
-    Sound(27, "bfloat16 expert", m.each("", torch.Tensor.bfloat16)),
-    Sound(27, "integer buffers that agree", m.position_ids(base=IDS, two=IDS)),
-    Sound(27, "a tensor without elements", m.added("embeddings.position_ids", torch.zeros(1, 0).long(), "base")),
+    sound(27, "float16 expert", m.each("", torch.Tensor.half)),
+    sound(27, "bfloat16 base", m.each("", torch.Tensor.bfloat16, "base")),
+    refused(27, "integer buffers differ", m.position_ids(base=IDS, two=IDS + 1), MISMATCH, TWO,
+            r"embeddings\.position_ids", "same base"),
+    sound(27, "bfloat16 expert", m.each("", torch.Tensor.bfloat16)),
+    sound(27, "integer buffers that agree", m.position_ids(base=IDS, two=IDS)),
+    sound(27, "a tensor without elements", m.added("embeddings.position_ids", torch.zeros(1, 0).long(), "base")),
     # 28 vocabulary
-    Refused(28, "more rows", m.each("word_embeddings", lambda v: torch.cat((v, torch.zeros(3, 32)))), "same base model",
-            tensor="word_embeddings"),
-    Refused(28, "other words", m.other_words(), "tokenizer", file=r"two/vocab\.txt"),
-    Refused(28, "tokenizer of a larger model",
-            m.merged_from(m.rewrite("base/vocab.txt", lambda data: data + b"more\n" * 40)), "another model's",
-            file="tokenizer of .*base", line="evaluate"),
+    refused(28, "more rows", m.each("word_embeddings", lambda v: torch.cat((v, torch.zeros(3, 32)))), MISMATCH, "two",
+            "word_embeddings", "same base model"),
+    refused(28, "other words", m.other_words(), MISMATCH, r"two/vocab\.txt", "tokenizer"),
+    refused(28, "tokenizer of a larger model",
+            m.merged_from(m.rewrite("base/vocab.txt", lambda data: data + b"more\n" * 40)), MISMATCH,
+            "tokenizer of .*base", "another model's", line="evaluate"),
     # 30 NaN and infinity
-    Refused(30, "expert", m.spoil("two", QUERY, NAN), "sound checkpoint", tensor=BARE, file=TWO, error=NUMBERS),
-    Refused(30, "base", m.spoil("base", QUERY, NAN), "sound checkpoint", tensor=BARE, file=r"base/model\.safetensors",
-            error=NUMBERS),
-    Refused(30, "head", m.spoil("two", "classifier.weight", NAN), "sound checkpoint", tensor=r"classifier\.weight",
-            file=TWO, error=NUMBERS),
-    Refused(30, "since the merge", m.spoil("two", "bert.embeddings.LayerNorm.bias", NAN),
+    refused(30, "expert", m.spoil("two", QUERY, NAN), NUMBERS, TWO, BARE, "sound checkpoint"),
+    refused(30, "base", m.spoil("base", QUERY, NAN), NUMBERS, r"base/model\.safetensors", BARE, "sound checkpoint"),
+    refused(30, "head", m.spoil("two", "classifier.weight", NAN), NUMBERS, TWO, r"classifier\.weight",
+            "sound checkpoint"),
+    refused(30, "since the merge", m.spoil("two", "bert.embeddings.LayerNorm.bias", NAN), MISMATCH, "two",
             "give the path of the right one, or merge again", line="align"),
-    Refused(30, "in a fit", m.spoil("two", QUERY, NAN), "sound checkpoint|check|look at", error=NUMBERS, line="fit"),
-    Refused(30, "expert, in a survey", m.spoil("two", QUERY, NAN), "sound checkpoint", tensor=BARE, file=TWO,
-            error=NUMBERS, more="--method ties"),
-    Refused(30, "copied from the base",
-            m.both(m.without("pooler", *HEADS), m.spoil("base", "pooler.dense.weight", NAN)), "",
-            tensor=r"'pooler\.dense\.weight' in the base .* holds NaN", file=r"base/model\.safetensors", error=NUMBERS,
-            more="--set pooling=cls"),
+    refused(30, "in a fit", m.spoil("two", QUERY, NAN), NUMBERS, "two", "sound checkpoint|check|look at", line="fit"),
+    refused(30, "expert, in a survey", m.spoil("two", QUERY, NAN), NUMBERS, TWO, BARE, "sound checkpoint",
+            more="--method ties"),
+    refused(30, "copied from the base",
+            m.both(m.without("pooler", *HEADS), m.spoil("base", "pooler.dense.weight", NAN)), NUMBERS,
+            r"base/model\.safetensors", r"'pooler\.dense\.weight' in the base .* holds NaN", more="--set pooling=cls"),
     # 31 overflow of the sum in half precision
-    Refused(31, "float16", m.each(QUERY, lambda v: v * 1e6, "base", *HEADS), "smaller scale, or --dtype", tensor=BARE,
-            file="F16", error=NUMBERS, more="--dtype float16"),
+    refused(31, "float16", m.each(QUERY, lambda v: v * 1e6, "base", *HEADS), NUMBERS, "F16", BARE,
+            "smaller scale, or --dtype", more="--dtype float16"),
     # 32 keys: missing, too many, under other names
-    Refused(32, "missing", m.without(QUERY), "missing: base", tensor=BARE),
-    Refused(32, "too many", m.added("strange", torch.ones(2)), "ignore", tensor="'strange'"),
-    Refused(32, "two encoders", m.repeated("^", "ema."), "'prefix'", tensor="ema"),
-    Refused(32, "nothing in common", m.numbered(), "'prefix'", tensor="x0"),
-    Sound(32, "another prefix", m.renamed("^", "module.")),
-    Sound(32, "missing, and taken from the base", m.without(QUERY), more="--set missing=base"),
-    Sound(32, "too many, and ignored", m.added("adapter.weight", torch.ones(2)), more="--set ignore=[adapter.*]"),
+    refused(32, "missing", m.without(QUERY), MISMATCH, "two", BARE, "missing: base"),
+    refused(32, "too many", m.added("strange", torch.ones(2)), MISMATCH, "two", "'strange'", "ignore"),
+    refused(32, "two encoders", m.repeated("^", "ema."), MISMATCH, "two", "ema", "'prefix'"),
+    refused(32, "nothing in common", m.numbered(), MISMATCH, "two", "x0", "'prefix'"),
+    sound(32, "another prefix", m.renamed("^", "module.")),
+    sound(32, "missing, and taken from the base", m.without(QUERY), more="--set missing=base"),
+    sound(32, "too many, and ignored", m.added("adapter.weight", torch.ones(2)), more="--set ignore=[adapter.*]"),
     # 33 BatchNorm
-    Refused(33, "statistics", m.batch_norm(), "ignore: .*running_mean", tensor=r"bn\.running_mean", file="base",
+    refused(33, "statistics", m.batch_norm(), MISMATCH, "base", r"bn\.running_mean", "ignore: .*running_mean",
             line="recipe"),
-    Sound(33, "left out", m.batch_norm(), line="recipe", more=STATISTICS),
+    sound(33, "left out", m.batch_norm(), line="recipe", more=STATISTICS),
     # 34 no task, one task, one name twice
-    Refused(34, "none", nothing, "orthomerge merge topic", file="nothing to merge", error=RECIPE,
+    refused(34, "none", nothing, RECIPE, "nothing to merge", "orthomerge merge topic",
             line=f"merge --base ./base {TO}"),
-    Sound(34, "one", nothing, f"merge two=./two --base ./base {TO} --method task_arithmetic"),
+    sound(34, "one", nothing, line=f"merge two=./two --base ./base {TO} --method task_arithmetic"),
     # 35 scales
-    Refused(35, "NaN", nothing, "finite number", file="scale", error=RECIPE, more="--set scale=.nan"),
-    Refused(35, "huge", nothing, r"at most 3\.4e", file="scale", error=RECIPE, more="--set scale=1e39"),
-    Refused(35, "large", nothing, "smaller scale", tensor="'[a-zA-Z0-9_.]+'", file="F16|infinity", error=NUMBERS,
+    refused(35, "NaN", nothing, RECIPE, "scale", "finite number", more="--set scale=.nan"),
+    refused(35, "huge", nothing, RECIPE, "scale", r"at most 3\.4e", more="--set scale=1e39"),
+    refused(35, "large", nothing, NUMBERS, "F16|infinity", "'[a-zA-Z0-9_.]+'", "smaller scale",
             more="--set scale=3e38 --dtype float16"),
-    Sound(35, "as people write it", nothing, more="--set scale=3e-1"),
+    sound(35, "as people write it", nothing, more="--set scale=3e-1"),
     # 36 order of labels
-    Refused(36, "expert and merge", m.configured(id2label={"0": "two-1", "1": "two-0"}), "give the expert",
-            line="align"),
+    refused(36, "expert and merge", m.configured(id2label={"0": "two-1", "1": "two-0"}), MISMATCH, "two",
+            "give the expert", line="align"),
     # 37 other labels
-    Refused(37, "more", m.configured(id2label={"0": "a", "1": "b", "2": "c"}), "'labels'",
-            tensor=r"classifier\.weight"),
-    Refused(37, "a gap", m.configured(id2label={"0": "a", "5": "b"}), "'labels'"),
-    Refused(37, "of other data", m.rows("a film,yes,train", "it was,no,train"), "`labels`", line="align"),
-    Refused(37, "since the merge", m.configured(id2label={"0": "a", "1": "b"}), "has other labels than the model",
+    refused(37, "more", m.configured(id2label={"0": "a", "1": "b", "2": "c"}), MISMATCH, "two", r"classifier\.weight",
+            "'labels'"),
+    refused(37, "a gap", m.configured(id2label={"0": "a", "5": "b"}), MISMATCH, "two", "'labels'"),
+    refused(37, "of other data", m.rows("a film,yes,train", "it was,no,train"), MISMATCH, "two", "`labels`",
             line="align"),
+    refused(37, "since the merge", m.configured(id2label={"0": "a", "1": "b"}), MISMATCH, "two",
+            "has other labels than the model", line="align"),
     # 38 kinds of heads
-    Sound(38, "without bias", m.without("classifier.bias")),
-    Refused(38, "another bias", m.each("classifier.bias", lambda v: torch.ones(7)), "name the head",
-            tensor=r"classifier\.bias"),
-    Refused(38, "no head", m.without("classifier"), "name the head", tensor="classifier"),
-    Refused(38, "integers", m.each("classifier.weight", torch.Tensor.char), "name the head", tensor=r"\(2, 32\) I8"),
-    Refused(38, "wider", m.each("classifier.weight", lambda v: torch.ones(2, 64)),
-            "reads 64 features, but the encoder makes 32", tensor=r"classifier\.weight"),
-    Refused(38, "a family that keeps none", m.without("classifier", *HEADS), "or its layers",
-            tensor="of this family hold no head", file="expert 'five'", more="--set family=generic"),
+    sound(38, "without bias", m.without("classifier.bias")),
+    refused(38, "another bias", m.each("classifier.bias", lambda v: torch.ones(7)), MISMATCH, "two",
+            r"classifier\.bias", "name the head"),
+    refused(38, "no head", m.without("classifier"), MISMATCH, "two", "classifier", "name the head"),
+    refused(38, "integers", m.each("classifier.weight", torch.Tensor.char), MISMATCH, "two", r"\(2, 32\) I8",
+            "name the head"),
+    refused(38, "wider", m.each("classifier.weight", lambda v: torch.ones(2, 64)), MISMATCH, "two",
+            r"classifier\.weight", "reads 64 features, but the encoder makes 32"),
+    refused(38, "a family that keeps none", m.without("classifier", *HEADS), MISMATCH, "expert 'five'",
+            "of this family hold no head", "or its layers", more="--set family=generic"),
     # 39 one logit, many labels, regression
-    Refused(39, "one logit", m.both(m.each("classifier", lambda v: v[:1]), m.configured(id2label={"0": "yes"})),
-            "leave this one out", tensor=r"classifier\.weight"),
-    Refused(39, "many labels", m.configured(problem_type="multi_label_classification"), "leave this one out",
-            tensor="multi_label"),
-    Refused(39, "regression", m.configured(problem_type="regression"), "leave this one out", tensor="regression"),
+    refused(39, "one logit", m.both(m.each("classifier", lambda v: v[:1]), m.configured(id2label={"0": "yes"})),
+            MISMATCH, "two", r"classifier\.weight", "leave this one out"),
+    refused(39, "many labels", m.configured(problem_type="multi_label_classification"), MISMATCH, "two", "multi_label",
+            "leave this one out"),
+    refused(39, "regression", m.configured(problem_type="regression"), MISMATCH, "two", "regression",
+            "leave this one out"),
     # 40 more classes than features, heads without full rank
-    Sound(40, "two rows alike", m.merged_from(m.each("classifier.weight", lambda v: v[:1].expand_as(v))), line="align"),
+    sound(40, "two rows alike", m.merged_from(m.each("classifier.weight", lambda v: v[:1].expand_as(v))), line="align"),
     # 41 two tasks with one head
-    Sound(41, "one head", m.one_head()),
+    sound(41, "one head", m.one_head()),
     # 42 no rows
-    Refused(42, "only a header", m.rows(), "no rows", file=TABLE, error=BROKEN, line="align"),
+    refused(42, "only a header", m.rows(), BROKEN, TABLE, "no rows", line="align"),
     # 43 one row
-    Sound(43, "aligned on one", m.rows("a film", head="text"), line="align"),
+    sound(43, "aligned on one", m.rows("a film", head="text"), line="align"),
     # 44 all rows identical
-    Sound(44, "aligned", m.rows(*["a film,two-0,train", "a film,two-1,train"] * 20), line="align"),
-    Sound(44, "aligned by turns", m.rows(*["a film,two-0,train", "a film,two-1,train"] * 20), line="align",
+    sound(44, "aligned", m.rows(*["a film,two-0,train", "a film,two-1,train"] * 20), line="align"),
+    sound(44, "aligned by turns", m.rows(*["a film,two-0,train", "a film,two-1,train"] * 20), line="align",
           more="--aligner orthogonal"),
     # 45 a class is missing in few shots
-    Refused(45, "no row of it", m.rows(*["a film,two-0,train"] * 9, "a film,two-0,test", "it was,two-1,test"),
-            "train split has no examples", tensor="two-1", error=BROKEN, line="evaluate",
-            more="--shots 2 --protocol knn"),
+    refused(45, "no row of it", m.rows(*["a film,two-0,train"] * 9, "a film,two-0,test", "it was,two-1,test"), BROKEN,
+            "two", "two-1", "train split has no examples", line="evaluate", more="--shots 2 --protocol knn"),
     # 46 fewer than k of a class
-    Refused(46, "two of five",
-            m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"),
-            "ask for at most 2", file="class 0 has 2 examples", error=RECIPE, line="evaluate",
-            more="--shots 50 --protocol knn"),
+    refused(46, "two of five",
+            m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"), RECIPE,
+            "class 0 has 2 examples", "ask for at most 2", line="evaluate", more="--shots 50 --protocol knn"),
     # 47 features: not finite, constant
-    Refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)),
-            "check its weights", error=NUMBERS, line="align"),
+    refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)), NUMBERS, "two",
+            "check its weights", line="align"),
     # 48 fewer inputs than features
-    Sound(48, "ridge", nothing, line="align", more="--limit 5"),
-    Sound(48, "linear", nothing, line="align", more="--limit 5 --aligner linear"),
+    sound(48, "ridge", nothing, line="align", more="--limit 5"),
+    sound(48, "linear", nothing, line="align", more="--limit 5 --aligner linear"),
     # 50 rows that are damaged, empty or long
-    Refused(50, "a picture for a text model", m.write("pictures/cat/1.png", b"\x89PNG\r\n\x1a\nnonsense"), "modality",
-            error=OrthomergeError, line=f"{ALIGN} --data two=pictures"),
-    Sound(50, "a long text", m.rows(f"{'film ' * 9000},two-0,train", "it was,two-1,train"), line="align"),
+    refused(50, "a picture for a text model", m.write("pictures/cat/1.png", b"\x89PNG\r\n\x1a\nnonsense"), MISMATCH,
+            "two", "modality", line=f"{ALIGN} --data two=pictures"),
+    sound(50, "a long text", m.rows(f"{'film ' * 9000},two-0,train", "it was,two-1,train"), line="align"),
     # 52 extreme and equal logits of the teacher
-    Sound(52, "1e4", m.merged_from(m.each("classifier.weight", lambda v: v * 1e6)), line="align",
+    sound(52, "1e4", m.merged_from(m.each("classifier.weight", lambda v: v * 1e6)), line="align",
           more="--aligner auto"),
-    Sound(52, "all equal", m.merged_from(m.each("classifier", torch.zeros_like)), line="align", more="--aligner auto"),
+    sound(52, "all equal", m.merged_from(m.each("classifier", torch.zeros_like)), line="align", more="--aligner auto"),
     # 58 disk full
-    Refused(58, "too little room", m.little_room, "make room, or write elsewhere",
-            tensor="has 0.00 GB free, but the output needs 0.02 GB", file="results", error=OUTPUT),
+    refused(58, "too little room", m.little_room, OUTPUT, "results", "has 0.00 GB free, but the output needs 0.02 GB",
+            "make room, or write elsewhere"),
     # 64 clock jumps
-    Sound(64, "times of all kinds", m.old_and_new_times),
+    sound(64, "times of all kinds", m.old_and_new_times),
     # 65 output inside an input
-    Refused(65, "expert", nothing, "choose another place", error=OUTPUT, more="--out two/out --force"),
-    Refused(65, "of the merge itself", nothing, "choose another place", file="merged", error=OUTPUT, line="align",
+    refused(65, "expert", nothing, OUTPUT, "two", "choose another place", more="--out two/out --force"),
+    refused(65, "of the merge itself", nothing, OUTPUT, "merged", "choose another place", line="align",
             more="--out merged/to"),
     # 66 output is an input
-    Refused(66, "expert", nothing, "choose another place", error=OUTPUT, more="--out two --force"),
-    Refused(66, "export", nothing, "choose another place", file="merged", error=OUTPUT, line="export",
-            more="--out merged/two"),
-    Refused(66, "an older output", nothing, "give --force to replace it", file="merged", error=OUTPUT,
-            more="--out merged"),
-    Refused(66, "the work of others", nothing, "was not written by orthomerge", file="data", error=OUTPUT,
+    refused(66, "expert", nothing, OUTPUT, "two", "choose another place", more="--out two --force"),
+    refused(66, "export", nothing, OUTPUT, "merged", "choose another place", line="export", more="--out merged/two"),
+    refused(66, "an older output", nothing, OUTPUT, "merged", "give --force to replace it", more="--out merged"),
+    refused(66, "the work of others", nothing, OUTPUT, "data", "was not written by orthomerge",
             more="--out data --force"),
     # 67 permission denied on rename
-    Refused(67, "rename", m.renames_fail, "Permission denied; nothing was left behind", file="results/out",
-            error=OUTPUT),
+    refused(67, "rename", m.renames_fail, OUTPUT, "results/out", "Permission denied; nothing was left behind"),
     # 68 odd paths
-    Sound(68, "spaces and more", lambda patch: Path("two").rename(ODD),
-          f"merge \"two=./{ODD}\" --base ./base --method average --out \"results/{ODD}\" --quiet"),
+    sound(68, "spaces and more", lambda patch: Path("two").rename(ODD),
+          line=f"merge \"two=./{ODD}\" --base ./base --method average --out \"results/{ODD}\" --quiet"),
     # 70 half a download
-    Refused(70, "nothing at all", lambda patch: shutil.rmtree("two"), "is not a hub id", file="two' does not exist",
-            error=BROKEN),
-    Refused(70, "an id that is not in the cache", nothing, "HF_HUB_OFFLINE", file="some-org/not-in-the-cache",
-            error=BROKEN, more="six=some-org/not-in-the-cache"),
+    refused(70, "nothing at all", lambda patch: shutil.rmtree("two"), BROKEN, "two' does not exist", "is not a hub id"),
+    refused(70, "an id that is not in the cache", nothing, BROKEN, "some-org/not-in-the-cache", "HF_HUB_OFFLINE",
+            more="six=some-org/not-in-the-cache"),
     # 0 arguments and recipes
-    Refused(0, "method", nothing, r"did you mean 'task_arithmetic'\?", file="unknown method 'task_arithmatic'",
-            error=RECIPE, more="--method task_arithmatic"),
-    Refused(0, "family", nothing, r"did you mean 'bert'\?", file="unknown model family 'brt'", error=RECIPE,
+    refused(0, "method", nothing, RECIPE, "unknown method 'task_arithmatic'", r"did you mean 'task_arithmetic'\?",
+            more="--method task_arithmatic"),
+    refused(0, "family", nothing, RECIPE, "unknown model family 'brt'", r"did you mean 'bert'\?",
             more="--set family=brt"),
-    Refused(0, "vector", nothing, "", file="'nine', which is no expert", error=RECIPE,
-            more="--set 'vector=two + nine'"),
-    Refused(0, "a task to export", nothing, r"did you mean 'two'\?", file="is no task 'too'", error=RECIPE,
+    refused(0, "vector", nothing, RECIPE, "'nine', which is no expert", more="--set 'vector=two + nine'"),
+    refused(0, "a task to export", nothing, RECIPE, "is no task 'too'", r"did you mean 'two'\?",
             line=f"export merged --task too {TO}"),
-    Refused(0, "no output", m.write("recipe.yaml", b"experts: {two: two}\nbase: base"),
-            "give 'out' in the recipe, or --out", file=r"no output folder", error=RECIPE, line="merge recipe.yaml"),
-    Sound(0, "a recipe from anywhere",
+    refused(0, "no output", m.write("recipe.yaml", b"experts: {two: two}\nbase: base"), RECIPE, r"no output folder",
+            "give 'out' in the recipe, or --out", line="merge recipe.yaml"),
+    sound(0, "a recipe from anywhere",
           m.write("my/recipe.yaml", b"experts: {two: ../two}\nbase: ../base\nparameters:\nout: ../results/out"),
-          "merge my/recipe.yaml --set scale=1"),
+          line="merge my/recipe.yaml --set scale=1"),
 )
 
 # Tests that hold the cases without a row.

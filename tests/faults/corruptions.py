@@ -183,11 +183,6 @@ def as_adapter() -> None:
     save_file(factors, ADAPTER, {"format": "pt"})
 
 
-def adapter(damage: Damage) -> Damage:
-    """Damage to an adapter in the place of `two`."""
-    return both(as_adapter(), damage)
-
-
 def evil_adapter() -> Damage:
     """The weights of an adapter are a hostile pickle."""
     return both(as_adapter(), lose(ADAPTER), lambda patch: torch.save({"evil": Evil()}, "two/adapter_model.bin"))

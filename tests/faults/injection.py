@@ -16,13 +16,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.calling import child
 
 What = Literal["count", "fail", "torn", "signal", "full"]
 _NUMBERS: dict[str, int] = {"count": 0, "fail": 1, "torn": 3, "signal": 4, "full": 5}
@@ -44,9 +45,9 @@ class Ran:
 class Injector:
     """The client's side: `run(words)` is a run of `orthomerge WORDS`; `side` is where it leaves what happened."""
 
-    def __init__(self, process: subprocess.Popen[str], root: Path, side: Path) -> None:
+    def __init__(self, ask: Callable[[object], int], root: Path, side: Path) -> None:
         self.root = root
-        self._process = process
+        self._ask = ask
         self._side = side
 
     def reset(self) -> Path:
@@ -65,14 +66,9 @@ class Injector:
         `swaps`: whether the file system can exchange two folders in one step.
         """
         job = {"words": words, "what": _NUMBERS[what], "k": k, "code": code, "swaps": swaps}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        reply = self._process.stdout.readline()
-        assert reply, "the process that forks has ended; run it by hand to see why"
+        end = self._ask(job)
         calls = tuple((kind, path) for kind, _, path in (line.partition(" ") for line in self._lines("calls")))
-        return Ran(int(reply), "\n".join(self._lines("err")), calls, tuple(self._lines("open")))
+        return Ran(end, "\n".join(self._lines("err")), calls, tuple(self._lines("open")))
 
     def _lines(self, name: str) -> list[str]:
         return (self._side / name).read_text(errors="replace").splitlines()
@@ -89,27 +85,14 @@ def injector(root: Path, *, warm: list[list[str]], environment: dict[str, str]) 
         library = Path(side, "injection.so")
         built = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl"]
         subprocess.run(built, check=True, capture_output=True)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.injection", json.dumps([side, str(root), str(library), warm])],
-            env={
-                **os.environ,
-                "LD_PRELOAD": str(library),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONHASHSEED": "0",
-                "TMPDIR": str(root / "tmp"),
-                "ORTHOMERGE_CACHE": str(root / "cache"),
-                "COLUMNS": "400",
-                "TOKENIZERS_PARALLELISM": "false",
-                "PYTHONPATH": os.pathsep.join((str(_ROOT), os.environ.get("PYTHONPATH", ""))),
-                **environment,
-            },
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            yield Injector(process, root, Path(side))
+        settings = {
+            "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TMPDIR": str(root / "tmp"),
+            "ORTHOMERGE_CACHE": str(root / "cache"), "COLUMNS": "400", "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": os.pathsep.join((str(_ROOT), os.environ.get("PYTHONPATH", ""))),
+        }  # fmt: skip
+        words = ["-m", "tests.faults.injection", json.dumps([side, str(root), str(library), warm])]
+        with child(words, _ROOT, {**settings, **environment}) as ask:
+            yield Injector(ask, root, Path(side))
 
 
 @contextmanager
@@ -118,14 +101,6 @@ def memory_folder() -> Iterator[Path]:
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as folder:
         yield Path(folder)
-
-
-def unshared(flag: str, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program in a namespace of its own: `-m` for mounts, `-n` for the network."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", flag, "true"], check=False).returncode:
-        pytest.skip("may not make a namespace here; the calls themselves are watched elsewhere")
-    command = ["unshare", flag, sys.executable, "-c", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 # The process that forks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,52 +20,43 @@ from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear
 
 
-def steep(head: Head, features: torch.Tensor) -> Head:
-    """Long weights at right angles to the few inputs there are: float32 has not enough digits for that."""
-    unseen = torch.linalg.svd(features.double()).Vh[-1]
-    return replace(head, output=Linear(head.output.weight.double() + 1e5 * unseen, head.output.bias))
+def moved(head: Head, change: torch.Tensor) -> Head:
+    return replace(head, output=Linear(head.output.weight.double() + change, head.output.bias))
 
 
-def infinite(head: Head, features: torch.Tensor) -> Head:
-    return replace(head, output=Linear(head.output.weight.double() * 1e300, head.output.bias))
-
-
-def wider(head: Head, features: torch.Tensor) -> Head:
-    return Head(Linear(torch.ones(2, 5), torch.ones(2)), head.labels)
-
-
-def renamed(head: Head, features: torch.Tensor) -> Head:
-    return replace(head, labels=("a", "b"))
-
-
-def no_head(head: Head, features: torch.Tensor) -> Any:
-    return type("Odd", (), {"labels": ("two-0", "two-1")})()
+def unseen(features: torch.Tensor) -> torch.Tensor:
+    """A direction at right angles to the few inputs there are."""
+    vectors: torch.Tensor = torch.linalg.svd(features.double()).Vh
+    return vectors[-1]
 
 
 def failing(head: Head, features: torch.Tensor) -> Head:
     raise ZeroDivisionError("by zero")
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (steep, NumericalError, "the logits of 'two' change by .* of the largest when they are rounded to float32"),
-        (infinite, NumericalError, "the logits of 'two' change by nan of the largest"),
-        (wider, IncompatibleError, "the aligned head of 'two' must have the shapes and dtypes"),
-        (renamed, IncompatibleError, "has other labels than the head"),
-        (no_head, RecipeError, "is a Odd, which cannot be saved; an aligner must return"),
-        (failing, ZeroDivisionError, "by zero"),
-    ],
-)
+OTHER = Head(Linear(torch.ones(2, 5), torch.ones(2)), ("two-0", "two-1"))
+BAD: dict[str, tuple[Callable[[Head, torch.Tensor], Any], type[Exception], str]] = {
+    # Long weights that no input shows: float32 has not enough digits for them.
+    "steep": (lambda head, features: moved(head, 1e5 * unseen(features)), NumericalError,
+              "the logits of 'two' change by .* of the largest when they are rounded to float32"),
+    "infinite": (lambda head, features: moved(head, 1e300 * head.output.weight.double()), NumericalError,
+                 "the logits of 'two' change by nan of the largest"),
+    "wider": (lambda head, features: OTHER, IncompatibleError,
+              "the aligned head of 'two' must have the shapes and dtypes"),
+    "renamed": (lambda head, features: replace(head, labels=("a", "b")), IncompatibleError,
+                "has other labels than the head"),
+    "no head": (lambda head, features: SimpleNamespace(labels=head.labels), RecipeError,
+                "is a SimpleNamespace, which cannot be saved; an aligner must return"),
+    "failing": (failing, ZeroDivisionError, "by zero"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
 def test_what_cannot_be_saved_leaves_nothing(
-    make: Callable[[Head, torch.Tensor], Any],
-    error: type[Exception],
-    match: str,
-    merged_berts: Path,
-    tables: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, merged_berts: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make, error, match = BAD[kind]
+
     def fit(self: Ridge, pair: FeaturePair, head: Head) -> Alignment:
         return Alignment(make(head, pair.merged.values))
 

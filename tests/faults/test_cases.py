@@ -1,7 +1,11 @@
-"""Every fault of `cases.py` through the command line: error, message, exit code, and nothing left behind."""
+"""Every fault of `cases.py` through the command line: error, message, exit code, and nothing left behind.
+
+Also: promises of docs/guarantees.md, and fault cases that are held elsewhere, name tests that exist.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -19,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from tests.berts import merge_berts, write_tables
-from tests.faults.cases import HELD, LINES, ODD, ROWS, Refused, Sound, line_of
+from tests.faults.cases import HELD, LINES, ODD, ROWS, Row
 from tests.faults.corruptions import EVIL, QUERY, added, both, configured, cut, without
 
 from orthomerge.cli.app import main
@@ -29,7 +33,7 @@ from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
-OUT = Path("results/out")
+ROOT, OUT = Path(__file__).parents[2], Path("results/out")
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -100,35 +104,33 @@ def state(folder: Path) -> dict[str, Any]:
     return paths
 
 
-def rows(kind: type[Refused | Sound]) -> Any:
-    chosen = [row for row in ROWS if isinstance(row, kind)]
+def rows(*, refused: bool) -> Any:
+    chosen = [row for row in ROWS if (row.error is not None) == refused]
     return [pytest.param(row, id=f"{row.number:02}-{row.name}".replace(" ", "-")) for row in chosen]
 
 
-@pytest.mark.parametrize("row", rows(Refused))
-def test_what_is_refused(row: Refused, world: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("row", rows(refused=True))
+def test_what_is_refused(row: Row, world: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     row.damage(monkeypatch)
     before = state(world)
-    ended = run(line_of(row))
+    ended = run(row.words)
     message = ended.message
-    assert isinstance(ended.error, row.error), (ended, message)
-    assert ended.code == ended.error.exit_code
-    if row.error is not OrthomergeError:
-        assert type(ended.error) is row.error, message
+    assert type(ended.error) is row.error, (ended, message)
+    assert ended.code == row.error.exit_code
     assert message.startswith("orthomerge: ")
     assert "Traceback" not in message
     assert len(message) < 6000
-    for pattern in (row.file, row.tensor, row.way_out):
+    for pattern in row.says:
         assert re.search(pattern, message), (pattern, message)
     assert state(world) == before, "something was left behind or changed"
     assert not Path(EVIL).exists(), "code out of a file was run"
 
 
-@pytest.mark.parametrize("row", rows(Sound))
-def test_what_is_sound_after_all(row: Sound, world: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("row", rows(refused=False))
+def test_what_is_sound_after_all(row: Row, world: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     row.damage(monkeypatch)
     before = state(world)
-    ended = run(line_of(row))
+    ended = run(row.words)
     assert ended.code == 0, ended.message
     (out,) = (world / "results").iterdir()
     assert out.name in (OUT.name, ODD)
@@ -147,20 +149,6 @@ def test_every_number_is_there() -> None:
 def test_every_class_of_error_has_its_own_code() -> None:
     classes = OrthomergeError.__subclasses__()
     assert len({cls.exit_code for cls in classes} - {1}) == len(classes)
-
-
-def test_a_refusal_from_outside(world: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in a process of its own: exit code, a message, no traceback."""
-    row = next(row for row in ROWS if isinstance(row, Refused) and row.name == "evil zip")
-    row.damage(monkeypatch)
-    process = start(shlex.split(line_of(row)))
-    _, message = process.communicate(timeout=120)
-    assert process.returncode == row.error.exit_code, message
-    assert message.startswith("orthomerge: ")
-    assert "Traceback" not in message
-    assert re.search(row.way_out, message), message
-    assert list((world / "results").iterdir()) == []
-    assert not Path(EVIL).exists()
 
 
 def test_standard_output_that_is_closed(sound: Path, tmp_path: Path, start: Start) -> None:
@@ -211,3 +199,29 @@ def test_an_input_that_changes_meanwhile(world: Path) -> None:
     with pytest.raises(CheckpointError, match=r"two/model.safetensors changed while it was read; run the command"):
         write(Recipe({"two": "./two"}, base="./base"), out=OUT, progress=_Meddler())
     assert list(OUT.parent.iterdir()) == []
+
+
+# docs/guarantees.md
+
+NAMED = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
+
+
+def promises() -> list[str]:
+    lines = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("| ") and not line.startswith(("| promise |", "|---"))]
+
+
+def test_every_promise_names_a_test() -> None:
+    assert len(promises()) > 15
+    assert [row for row in promises() if not NAMED.search(row)] == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    missing = []
+    for test in {*NAMED.findall("\n".join(promises())), *HELD.values()}:
+        file, _, name = test.partition("::")
+        path = ROOT / file
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.exists() else ()
+        if name not in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}:
+            missing.append(test)
+    assert missing == []

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ ERRORS = {
 }  # fmt: skip
 REMOVING = ("unlink", "rmdir")  # what cannot be removed stays; the next run clears it away
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
+INTERRUPTED = "orthomerge: interrupted; nothing half-written was left behind"
 KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
 
 
@@ -104,27 +104,10 @@ class Stand:
         names = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))]
         return [name for name in names if not KEPT.fullmatch(name)]
 
-    def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
-        """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
-        now = self.output()
-        if now == self.new:
-            yield from verify_folder(self.out)
-        elif now != before:
-            aside = next(self.injector.root.glob(".out.orthomerge-????????/old"), None)
-            stands = aside is not None and outcome(aside) == before
-            if now is not None or scenario.swaps or scenario.what != "torn" or not stands:
-                yield "the output is broken" if now is not None else "the older output is gone"
-
-    def again(self, scenario: Scenario) -> Iterator[str]:
-        """The same command once more makes the output, unless that is there, and clears up."""
-        done = self.output() == self.new
-        ran = self.run(replace(scenario, what="count"))
-        if ran.code and not (done and ran.code == 5 and "exists already" in ran.err):
-            yield f"the same command again: {ran.code} {ran.err}"
-        if self.output() != self.new:
-            yield "the same command again gives other bytes"
-        if not ran.code and (left := self.left()):
-            yield f"the same command again did not clear up: {left}"
+    def stands_aside(self, before: dict[str, bytes]) -> bool:
+        """Whether the older output is where it waits between two renames."""
+        aside = next(self.injector.root.glob(".out.orthomerge-????????/old"), None)
+        return aside is not None and outcome(aside) == before
 
 
 def make_stand(name: str, injector: Injector, experts: Path, merged: Path) -> Stand:
@@ -151,49 +134,49 @@ def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) ->
     return sorted({*firsts[:: len(firsts) // MOST[name] + 1], *last})
 
 
-def failed(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
-    """Complaints about a run in which a call of a kind failed."""
-    complete, left = stand.output() == stand.new, stand.left()
-    if ran.open:
-        yield f"left open: {ran.open}"
-    if "Traceback" in ran.err or "Exception ignored" in ran.err:
-        yield ran.err
-    if ran.code == 0 and not complete:
-        yield "it says that all is well, but the output is not the new one"
-    if ran.code and (ran.code != 5 or not ran.err.startswith("orthomerge: ")):
-        yield f"exit code {ran.code}: {ran.err}"
-    if ran.code and complete != ("is complete, but" in ran.err):
-        yield f"the message does not say which output is there: {ran.err}"
-    if [name for name in left if name not in STATE] and kind not in REMOVING:
-        yield f"left behind: {left}"
-    if left and "nothing was left behind" in ran.err:
-        yield f"{left} was left behind, but the message says: {ran.err}"
-
-
-def interrupted(stand: Stand, number: int, ran: Ran) -> Iterator[str]:
-    """Complaints about a run that was sent a signal; one that was done already may end well."""
-    if ran.code != 128 + number and (ran.code or stand.output() != stand.new):
-        yield f"exit code {ran.code}: {ran.err}"
-    if ran.code and not ran.err.startswith("orthomerge: interrupted; nothing half-written was left behind"):
-        yield f"it says: {ran.err}"
-    if [name for name in stand.left() if name not in STATE]:
-        yield f"left behind: {stand.left()}"
-
-
-def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str) -> Iterator[str]:
-    """Complaints after something happened at call `k`, and after the same command again."""
+def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str) -> list[str]:
+    """Complaints after something happened at call `k`: the output must be absent, old or complete."""
     before = stand.reset(scenario)
     number = (signal.SIGINT, signal.SIGTERM)[k % 2]
     codes: dict[str, int] = {"full": errno.ENOSPC, "signal": number}
     ran = stand.run(scenario, k=k, code=codes.get(scenario.what, ERRORS[kind]))
-    yield from stand.broken(scenario, before)
-    if scenario.what == "signal":
-        yield from interrupted(stand, number, ran)
-    elif scenario.what != "torn":
-        yield from failed(stand, kind, ran)
-    elif ran.code not in (-9, 0):
-        yield f"it was not killed: {ran.code} {ran.err}"
-    yield from stand.again(scenario)
+    now, left = stand.output(), stand.left()
+    complete, strays = now == stand.new, [name for name in left if name not in STATE]
+    may_be_aside = scenario.what == "torn" and not scenario.swaps  # a kill between two renames
+    wrong: dict[str, object] = {
+        "the output is broken": now not in (None, before, stand.new),
+        "the older output is gone": before and now is None and not (may_be_aside and stand.stands_aside(before)),
+        "the output does not verify": complete and verify_folder(stand.out),
+    }
+    if scenario.what == "torn":
+        wrong["it was not killed"] = ran.code not in (-9, 0)
+    elif scenario.what == "signal":  # a run that was done already may end well
+        wrong["it has another exit code"] = ran.code != 128 + number and (ran.code or not complete)
+        wrong["it says something else"] = ran.code and not ran.err.startswith(INTERRUPTED)
+        wrong["it left files behind"] = strays
+    else:
+        wrong |= {
+            "it left descriptors open": ran.open,
+            "it shows a traceback": "Traceback" in ran.err or "Exception ignored" in ran.err,
+            "it says that all is well, but the output is not the new one": not ran.code and not complete,
+            "it has another exit code": ran.code and (ran.code != 5 or not ran.err.startswith("orthomerge: ")),
+            "it does not say which output is there": ran.code and complete != ("is complete, but" in ran.err),
+            "it left files behind": strays and kind not in REMOVING,
+            "it says that nothing was left behind": left and "nothing was left behind" in ran.err,
+        }
+    complaints = [f"{what}: {ran.code}, {left}, {ran.err}" for what, is_so in wrong.items() if is_so]
+    return complaints + wrong_again(stand, scenario, complete=complete)
+
+
+def wrong_again(stand: Stand, scenario: Scenario, *, complete: bool) -> list[str]:
+    """Complaints about the same command once more, which makes the output, unless that is there, and clears up."""
+    ran = stand.run(replace(scenario, what="count"))
+    wrong: dict[str, object] = {
+        "fails": ran.code and not (complete and ran.code == 5 and "exists already" in ran.err),
+        "gives other bytes": stand.output() != stand.new,
+        "did not clear up": not ran.code and stand.left(),
+    }
+    return [f"the same command again {what}: {ran.code}, {ran.err}" for what, is_so in wrong.items() if is_so]
 
 
 @pytest.mark.parametrize("name", MOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.injection import Injector, unshared
+from tests.faults.injection import Injector
 from tests.faults.tiny import TASKS, commands, data_words
 
 
@@ -36,25 +36,3 @@ def test_no_command_asks_for_the_network(injected: Injector, experts: Path, merg
     ran = injected.run(["inspect", "somebody/something"])  # what is asked for is asked for
     assert ran.code == 3
     assert ("network", "huggingface.co") in ran.calls
-
-
-PROGRAM = """
-import socket, sys
-try:
-    socket.create_connection(("192.0.2.1", 80), timeout=1)
-except OSError:
-    pass
-else:
-    raise SystemExit("there is a network here")
-from orthomerge.cli.app import main
-sys.argv = ["orthomerge", *sys.argv[1:]]
-main()
-"""
-
-
-def test_a_merge_where_there_is_no_network(experts: Path, tmp_path: Path) -> None:
-    """In a network namespace without even a loopback device."""
-    words = [*commands(experts, tmp_path)["merge"], "--out", str(tmp_path / "out")]
-    ended = unshared("-n", PROGRAM, *words)
-    assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "out" / "orthomerge.json").exists()

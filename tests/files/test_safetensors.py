@@ -195,10 +195,10 @@ def test_a_header_longer_than_the_limit_is_not_read(tmp_path: Path) -> None:
     path.write_bytes((100_000_001).to_bytes(8, "little"))
     with path.open("r+b") as file:
         file.truncate(200_000_000)  # sparse: it takes no room
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match="its header would be 100000001 bytes long"):
         read_safetensors(path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 # Shards

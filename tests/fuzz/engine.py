@@ -32,7 +32,7 @@ from orthomerge.core.errors import OrthomergeError
 P = ParamSpec("P")
 T = TypeVar("T")
 CORPUS = Path(__file__).parent / "corpus"
-PATIENCE = 10.0  # seconds for one case
+PATIENCE = 10.0  # CPU seconds for one case
 _ENOUGH = 50  # defects of a target after which nothing else is tried
 _NOWHERE = os.open(os.devnull, os.O_WRONLY)  # standard error may be no file
 _DIED = "the process died or hung"
@@ -149,18 +149,18 @@ def _limit_memory(memory: int) -> None:
 
 
 def _read_in_time(target: Target, folder: Path) -> tuple[str, str | None]:
-    """Judge a folder within the limit on time."""
+    """Judge a folder within the limit on CPU time; one that waits for something ends the process."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise _HangError
 
-    signal.signal(signal.SIGALRM, ring)
-    faulthandler.dump_traceback_later(3 * PATIENCE, exit=True, file=_NOWHERE)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.signal(signal.SIGPROF, ring)
+    faulthandler.dump_traceback_later(10 * PATIENCE, exit=True, file=_NOWHERE)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
         return _judge(target, folder)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
 
 

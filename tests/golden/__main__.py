@@ -52,32 +52,23 @@ def _against(old: Mapping[str, Outcome], new: Mapping[str, Outcome]) -> dict[str
     changes: dict[str, list[str]] = {}
     for name, outcome in new.items():
         tolerance = 0.0 if outcome.command.same_bytes else _SAME_MACHINE
-        before = old[name]
-        lines = []
-        if before.result.exit != outcome.result.exit:
-            lines.append(
-                f"exit code {before.result.exit} before, {outcome.result.exit} now: {outcome.result.text[-300:]}"
-            )
-        values = compare_exactly(before.values, outcome.values, tolerance)
-        if values:
+        before, lines = old[name], list[str]()
+        codes = before.result.exit, outcome.result.exit
+        if codes[0] != codes[1]:
+            lines.append(f"exit code {codes[0]} before, {codes[1]} now: {outcome.result.text[-300:]}")
+        if values := compare_exactly(before.values, outcome.values, tolerance):
             lines.append(summary(values, 6))
         lines += [f"before: {each}" for each in before.complaints if each not in outcome.complaints]
         lines += [f"now: {each}" for each in outcome.complaints if each not in before.complaints]
-        if lines:
-            changes[name] = lines
+        changes |= {name: lines} if lines else {}
     return changes
 
 
 def _report(changes: Mapping[str, list[str]], what: str) -> int:
-    if not changes:
-        print(f"no difference between {what}")
-        return 0
-    width = max(map(len, changes))
     for name, lines in changes.items():
-        for number, line in enumerate(lines):
-            print(f"{name if number == 0 else '':{width}}  {line}")
-    print(f"{len(changes)} commands differ between {what}")
-    return 1
+        print(*(f"{name}: {line}" for line in lines), sep="\n")
+    print(f"{len(changes) or 'no'} commands differ between {what}")
+    return int(bool(changes))
 
 
 def _source(commit: str, folder: Path) -> Path:

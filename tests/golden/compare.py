@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +38,23 @@ def compare_prints(
     Norm and sum of n entries may be off by sqrt(n) as much. Of values whose names match `noise` nothing is compared but
     that they are there.
     """
-    differences = _names(expected, values)
-    for name in expected.keys() & values.keys():
-        if noise is None or not re.search(noise, name):
-            difference = _other_print(expected[name], fingerprint(values[name]), tolerance)
-            differences += [(name, difference)] if difference else []
+    prints = {name: fingerprint(value) for name, value in values.items()}
+    return _compare(expected, prints, lambda one, other: _other_print(one, other, tolerance), noise)
+
+
+def compare_exactly(old: Mapping[str, Value], new: Mapping[str, Value], tolerance: float) -> list[tuple[str, str]]:
+    """The same for whole tensors; a tolerance of 0 asks for the same bytes."""
+    return _compare(old, new, lambda one, other: _other_tensor(one, other, tolerance))
+
+
+def _compare(
+    old: Mapping[str, Any], new: Mapping[str, Any], other: Callable[[Any, Any], str | None], noise: str | None = None
+) -> list[tuple[str, str]]:
+    differences = [(name, "is not there any more") for name in old.keys() - new.keys()]
+    differences += [(name, "was not there before") for name in new.keys() - old.keys()]
+    for name in old.keys() & new.keys():
+        difference = None if noise and re.search(noise, name) else other(old[name], new[name])
+        differences += [(name, difference)] if difference else []
     return sorted(differences)
 
 
@@ -57,21 +69,12 @@ def _other_print(wanted: Print, got: Print, tolerance: float) -> str | None:
     return None if worst <= tolerance else f"off by {worst:.1e} of the largest entry"
 
 
-def compare_exactly(old: Mapping[str, Value], new: Mapping[str, Value], tolerance: float) -> list[tuple[str, str]]:
-    """The same for whole tensors; a tolerance of 0 asks for the same bytes."""
-    differences = _names(old, new)
-    for name in old.keys() & new.keys():
-        difference = _other_tensor(old[name], new[name], tolerance)
-        differences += [(name, difference)] if difference else []
-    return sorted(differences)
-
-
 def _other_tensor(one: Value, other: Value, tolerance: float) -> str | None:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return _other_value(one, other, tolerance)
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"{_dtype(other)} {list(other.shape)} instead of {_dtype(one)} {list(one.shape)}"
-    if _same_bytes(one, other):
+    if torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)):
         return None
     a, b = one.to(torch.float64), other.to(torch.float64)
     worst = float((a - b).abs().max()) / max(float(a.abs().max()), float(b.abs().max()), 1e-300)
@@ -84,15 +87,6 @@ def _other_value(one: object, other: object, tolerance: float) -> str | None:
     else:
         same = type(one) is type(other) and bool(one == other)
     return None if same else f"{other!r:.200} instead of {one!r:.200}"
-
-
-def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str]]:
-    missing = [(name, "is not there any more") for name in old.keys() - new.keys()]
-    return missing + [(name, "was not there before") for name in new.keys() - old.keys()]
-
-
-def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _dtype(value: torch.Tensor) -> str:

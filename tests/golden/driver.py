@@ -9,12 +9,11 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @dataclass(frozen=True)
@@ -31,37 +30,29 @@ class Result:
         return " ".join(f"{self.output}\n{self.errors}".split())
 
 
-@dataclass
+@dataclass(frozen=True)
 class Driver:
     """A running child; commands start in `place`."""
 
-    process: subprocess.Popen[str]
+    ask: Callable[[object], Any]
     place: Path
 
     def run(self, argv: Sequence[str]) -> Result:
         """Run `orthomerge ARGV` and wait for it."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(list(argv)) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the child ended ({self.process.wait()}) in: orthomerge {' '.join(argv)}")
-        return Result(**json.loads(line))
+        return Result(**self.ask(list(argv)))
 
 
 @contextlib.contextmanager
 def start(source: Path, place: Path) -> Iterator[Driver]:
     """Start a child that imports orthomerge from the folder `source` and works in the folder `place`."""
+    from tests.calling import child  # the child itself, which runs this file, must not import it
+
     environment = {
-        **os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200",
+        "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200",
         "TOKENIZERS_PARALLELISM": "false", "ORTHOMERGE_CACHE": str(place / ".cache"),
     }  # fmt: skip
-    child = [sys.executable, str(Path(__file__).resolve())]
-    with subprocess.Popen(
-        child, cwd=place, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        yield Driver(process, place)
+    with child([str(Path(__file__).resolve())], place, environment) as ask:
+        yield Driver(ask, place)
 
 
 def _serve(questions: IO[str], answers: IO[str]) -> None:

@@ -37,22 +37,15 @@ def _run(driver: Driver, command: Command, *, old: bool) -> Outcome:
     result = driver.run(command.argv(old=old))
     model = None if command.model is None else driver.place / command.model
     run = None if command.run is None else driver.place / command.run
-    complaints = []
-    if result.exit != command.exit:
-        complaints.append(f"exit code {result.exit} instead of {command.exit}: {result.text[-600:]}")
-    missing = [pattern for pattern in command.says if not re.search(pattern, result.text)]
-    if missing:
-        complaints.append(f"says nothing like {missing}: {result.text[-600:]}")
-    if "Traceback (most recent call last)" in result.text:
-        complaints.append("shows a traceback")
-    if command.exit == 0:
-        values = observe(model, run)
-        if (model or run) and not values:
-            complaints.append("left nothing behind")
-    else:
-        values = {}
+    complaints = [] if result.exit == command.exit else [f"exit code {result.exit} instead of {command.exit}"]
+    complaints += [f"says nothing like {each}" for each in command.says if not re.search(each, result.text)]
+    complaints += ["shows a traceback"] if "Traceback (most recent call last)" in result.text else []
+    values = observe(model, run) if command.exit == 0 else {}
+    if command.exit == 0 and (model or run) and not values:
+        complaints.append("left nothing behind")
+    if command.exit:
         complaints += [f"left {path.name} behind" for path in (model, run) if path is not None and path.exists()]
-    return Outcome(command, result, values, tuple(complaints))
+    return Outcome(command, result, values, tuple(f"{each}: {result.text[-600:]}" for each in complaints))
 
 
 def write_values(outcomes: Mapping[str, Outcome]) -> None:

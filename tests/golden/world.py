@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
+Row = tuple[str, Any, int]  # split, input, label
 
 TEXTS = {"two": 2, "three": 3, "four": 4}  # expert -> number of classes; `four` is an adapter
 IMAGES = {"dark": 2, "shape": 3}
@@ -64,12 +65,12 @@ def _make_texts(place: Path) -> None:
         full = {f"bert.{key}": value for key, value in encoder.items()} | _head(classes, seed)
         chance = random.Random(seed)
         texts = [" ".join(chance.choices(WORDS, k=chance.randint(3, 10))) for _ in range(900)]
-        table = _table(texts, full, config)
-        full["classifier.bias"] = table.bias
-        table.write_csv(place / f"{name}.csv", labels)
+        rows, full["classifier.bias"] = _labelled(texts, full, config)
+        with (place / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerow(("text", "label", "split"))
+            csv.writer(file).writerows((text, labels[label], split) for split, text, label in rows)
         if name == "four":
             _write_adapter(place / name, seed, full)
-            _write_folder(place / "four-full", full, config, _write_tokenizer)
             continue
         _write_folder(place / name, full, config, _write_tokenizer)
         if name == "three":
@@ -93,9 +94,12 @@ def _make_images(place: Path) -> None:
         # Patches of one colour each, and noise.
         coarse = chance.integers(0, 256, (900, 2, 2, 3)).repeat(4, axis=1).repeat(4, axis=2)
         images = np.clip(coarse + chance.integers(-20, 21, coarse.shape), 0, 255).astype(np.uint8)
-        table = _table(list(images), full, config)
-        full["classifier.bias"] = table.bias
-        table.write_npz(place / f"{name}.npz", labels)
+        rows, full["classifier.bias"] = _labelled(list(images), full, config)
+        arrays: dict[str, Any] = {"label_names": np.array(list(labels.values()))}
+        for split in COUNTS:
+            arrays[f"x_{split}"] = np.stack([image for part, image, _ in rows if part == split])
+            arrays[f"y_{split}"] = np.array([label for part, _, label in rows if part == split])
+        np.savez_compressed(place / f"{name}.npz", **arrays)
         _write_folder(place / name, full, config, _write_preprocessor)
 
 
@@ -209,43 +213,11 @@ def _vit_shapes() -> dict[str, tuple[int, ...]]:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-class Table:
-    """Inputs of one task with labels, split by split."""
+def _labelled(inputs: list[Any], tensors: Tensors, config: Mapping[str, Any]) -> tuple[list[Row], torch.Tensor]:
+    """Inputs with the labels that the expert itself gives them, split by split, and the bias of its head.
 
-    def __init__(self, inputs: list[Any], logits: torch.Tensor, classes: int) -> None:
-        """Keep inputs of which the expert is sure, as many of each class as there are, class by class in turn."""
-        # A bias on a coarse grid makes the classes about equally frequent; it is the same on every CPU.
-        self.bias = -torch.round(logits.median(dim=0).values * 16) / 16
-        best = (logits + self.bias).topk(2, dim=1)
-        sure = best.values[:, 0] - best.values[:, 1] > 0.05
-        of_class = [
-            [item for item, top, clear in zip(inputs, best.indices[:, 0].tolist(), sure.tolist(), strict=True)
-             if top == number and clear]
-            for number in range(classes)
-        ]  # fmt: skip
-        self.rows: list[tuple[str, Any, int]] = []
-        for split, count in COUNTS.items():
-            for number in range(count):
-                # Every ninth label is wrong, so that no score is 100 %.
-                label = (number + (number % 9 == 8)) % classes
-                self.rows.append((split, of_class[number % classes].pop(), label))
-
-    def write_csv(self, path: Path, labels: Mapping[int, str]) -> None:
-        with path.open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(("text", "label", "split"))
-            rows.writerows((text, labels[label], split) for split, text, label in self.rows)
-
-    def write_npz(self, path: Path, labels: Mapping[int, str]) -> None:
-        arrays: dict[str, Any] = {"label_names": np.array(list(labels.values()))}
-        for split in COUNTS:
-            arrays[f"x_{split}"] = np.stack([image for name, image, _ in self.rows if name == split])
-            arrays[f"y_{split}"] = np.array([label for name, _, label in self.rows if name == split])
-        np.savez_compressed(path, **arrays)
-
-
-def _table(inputs: list[Any], tensors: Tensors, config: Mapping[str, Any]) -> Table:
-    """Inputs with the labels that the expert itself gives them."""
+    Only inputs of which the expert is sure are kept, as many of each class as there are, class by class in turn.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -255,7 +227,21 @@ def _table(inputs: list[Any], tensors: Tensors, config: Mapping[str, Any]) -> Ta
         loaded = getattr(transformers, config["architectures"][0]).from_pretrained(Path(name) / "expert").eval()
     with torch.no_grad():
         logits = loaded(**(_pixels(inputs) if config["model_type"] == "vit" else _tokens(inputs))).logits
-    return Table(inputs, logits, len(config["id2label"]))
+    # A bias on a coarse grid makes the classes about equally frequent; it is the same on every CPU.
+    bias = -torch.round(logits.median(dim=0).values * 16) / 16
+    best = (logits + bias).topk(2, dim=1)
+    sure = best.values[:, 0] - best.values[:, 1] > 0.05
+    of_class: dict[int, list[Any]] = {}
+    for item, top, clear in zip(inputs, best.indices[:, 0].tolist(), sure.tolist(), strict=True):
+        if clear:
+            of_class.setdefault(top, []).append(item)
+    classes, rows = len(config["id2label"]), list[Row]()
+    for split, count in COUNTS.items():
+        for number in range(count):
+            # Every ninth label is wrong, so that no score is 100 %.
+            label = (number + (number % 9 == 8)) % classes
+            rows.append((split, of_class[number % classes].pop(), label))
+    return rows, bias
 
 
 def _tokens(texts: list[str]) -> Tensors:

@@ -22,7 +22,7 @@ from orthomerge.models.card import model_card
 from orthomerge.models.manifest import licence_of, read_manifest
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
-from orthomerge.runs.publishing import evaluation_of
+from orthomerge.runs.steps import evaluation_of
 
 __all__ = ["cache", "hub"]  # fixtures
 

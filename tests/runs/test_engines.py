@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runs.making import lay_out, outcome
@@ -17,7 +18,7 @@ import orthomerge
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.reading import ColumnSource, read_task
 from orthomerge.runs import driver
-from orthomerge.runs.driver import Artifact, ArtifactError, drive, engine_of
+from orthomerge.runs.driver import Artifact, ArtifactError, Serial, drive, engine_of
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Evaluate
 from orthomerge.runs.work import Work, source_digest
@@ -169,3 +170,16 @@ def test_the_first_error_ends_the_run(work: Work, tmp_path: Path, on: str) -> No
     assert caught.value.artifact.name == "left"
     assert isinstance(caught.value.error, RecipeError)
     assert work.store.get("d" * 64) is None
+
+
+class Silent(Serial):
+    """Never answers for one artifact, nor that it was cancelled, as Ray does not."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Future() if args[1].name == "silent" else super().submit(fn, *args, **kwargs)
+
+
+def test_nothing_is_awaited_that_was_cancelled(work: Work, tmp_path: Path) -> None:
+    failing = Artifact("b" * 64, "failing", make, (), {"log": str(tmp_path / "log"), "error": "no such thing"})
+    with pytest.raises(ArtifactError, match="no such thing"):
+        list(drive([Artifact("a" * 64, "silent", make), failing], work, engine_of(Silent)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from orthomerge.core.errors import RecipeError
@@ -104,10 +103,7 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
         ("[knm]", "unknown protocol 'knm'; did you mean 'knn'"),
         ("[{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
         ("[{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
-        (
-            "[{aligner: surgery, options: {seed: 3}}]",
-            "aligner surgery: the seed is that of the draw .*; leave 'seed' out",
-        ),
+        ("[{aligner: surgery, options: {seed: 3}}]", "surgery: the seed is that of the draw .*; leave 'seed' out"),
     ],
 )
 def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: str) -> None:
@@ -115,9 +111,3 @@ def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: 
     assert recipe.evaluate is not None
     with pytest.raises(RecipeError, match=message):
         protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
-
-
-def test_a_schema_can_be_made() -> None:
-    """Editors check recipes by it; the docs have it."""
-    names = msgspec.json.schema(Recipe)["$defs"].keys()
-    assert {"Recipe", "Expert", "Align", "Fit", "Evaluate", "Scoring", "Diagnose", "Report", "Sweep"} <= names

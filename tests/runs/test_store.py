@@ -64,15 +64,14 @@ def test_a_copy_with_files_for_links_is_the_same(store: Store, tmp_path: Path) -
     assert Store(tmp_path / "copy").get(KEY) is not None
 
 
-def rewrite(place: Path) -> None:
+def rewrite(place: Path, **changes: str) -> None:
     document = json.loads((place / ENTRY).read_text())
-    (place / ENTRY).write_text(json.dumps({**document, "name": "y"}))
+    (place / ENTRY).write_text(json.dumps({**document, **(changes or {"name": "y"})}))
 
 
 def planted(place: Path) -> None:
     """Files and hashes agree, but the seal is of another machine."""
-    document = json.loads((place / ENTRY).read_text())
-    (place / ENTRY).write_text(json.dumps({**document, "seal": "0" * 64}))
+    rewrite(place, seal="0" * 64)
 
 
 def changed(place: Path) -> None:

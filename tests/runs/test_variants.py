@@ -67,7 +67,7 @@ def test_fits_draw_at_random(tmp_path: Path) -> None:
     recipe = read(tmp_path, "{methods: [regmean, average], seeds: 2, aligners: [none]}", fit)
     variants = [(variant.method, variant.first, variant.seen) for variant in variants_of(recipe)]
     assert variants == [("regmean", 0, "transductive"), ("regmean", 1, "transductive"), ("average", 0, "data-free")]
-    merges = [variant.merge(recipe) for variant in variants_of(recipe)]
+    merges = [variant.recipe(recipe) for variant in variants_of(recipe)]
     assert [(merge.seed, merge.fit is not None) for merge in merges] == [(7, True), (8, True), (7, False)]
 
 

@@ -12,6 +12,7 @@ import torch
 
 from orthomerge.core.progress import Progress
 from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.settings import Tuning
@@ -70,20 +71,6 @@ class Words:
 
     def digest(self) -> str:
         return "words"
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """Images [8, 8, 3], to values from -1 to 1."""
-
-    modality: Modality = "image"
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        images = torch.from_numpy(np.stack(list(inputs))).float()
-        return {"pixel_values": images.permute(0, 3, 1, 2) / 127.5 - 1}
-
-    def digest(self) -> str:
-        return "pixels"
 
 
 def words_task(name: str, tokens: tuple[int, ...], *, seed: int = 0) -> Task:
@@ -158,7 +145,7 @@ def base(task: Task, bases: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def processors() -> dict[str, Any]:
-    return {"text": Words(), "image": Pixels()}
+    return {"text": Words(), "image": PixelProcessor(8)}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tuning.conftest import Killed, Reports
+from tests.tuning.conftest import Reports
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
@@ -60,27 +60,6 @@ def test_heads_differ_and_the_encoder_is_one(
     assert (config["orthomerge"]["task"], config["orthomerge"]["mode"]) == ("three", "multitask")
 
 
-def test_a_killed_run_goes_on_to_the_same_result(
-    bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
-) -> None:
-    options: dict[str, Any] = {
-        "base": bases / "vit",
-        "settings": Tuning(**{**QUICK, "mode": "head_first", "epochs": 2.0}),
-        "processor": processors["image"],
-    }
-    expected = finetune_jointly(tasks, out_root=tmp_path / "whole", **options)
-    with pytest.raises(Killed):
-        finetune_jointly(tasks, out_root=tmp_path / "cut", progress=Reports(kill_at=11), **options)
-    assert (tmp_path / ".cut.tuning").is_dir()
-    assert list((tmp_path / "cut").iterdir()) == []
-    assert finetune_jointly(tasks, out_root=tmp_path / "cut", **options) == expected
-    for name in tasks:
-        one, other = (tmp_path / run / name / "model.safetensors" for run in ("whole", "cut"))
-        assert one.read_bytes() == other.read_bytes()
-    with pytest.raises(OutputError, match="exists already"):
-        finetune_jointly(tasks, out_root=tmp_path / "cut", **options)
-
-
 def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]) -> None:
     options: dict[str, Any] = {"base": bases / "vit", "out_root": tmp_path / "mtl", "processor": processors["image"]}
     with pytest.raises(RecipeError, match="joint training must have mode full or head_first, got 'lora'"):
@@ -90,3 +69,7 @@ def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path, processor
     with pytest.raises(RecipeError, match=r"name must be the name of a folder, got '../x'; rename the task"):
         finetune_jointly({"../x": tasks["two"]}, settings=Tuning(), **options)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mtl" / "two").mkdir(parents=True)
+    (tmp_path / "mtl" / "two" / "diary.txt").write_text("dear diary")
+    with pytest.raises(OutputError, match="exists already"):
+        finetune_jointly(tasks, settings=Tuning(**QUICK), **options)

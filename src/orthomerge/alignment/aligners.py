@@ -54,35 +54,34 @@ class Row(TableRow):
 _MOMA = "MOMA, arXiv 2412.13526 v3"
 _RETHINK = "FT-Classifier, arXiv 2412.13526 v1"
 _OURS = "this project"
+_CLOSED: Mapping[str, Any] = {"careful": True}
+_STEPS: Mapping[str, Any] = {"quick": {"steps": 10}}
+_STRONG: Mapping[str, Any] = {"quick": {"strength": 0.1}}
+_EPOCHS: Mapping[str, Any] = {"quick": {"epochs": 2}}
 
-
-def _closed(name: str, maker: str, title: str, reference: str, **quick: Any) -> Row:
-    return Row(name, f"orthomerge.alignment.{maker}", title, reference, careful=True, quick=quick)
-
-
-def _trained(name: str, maker: str, title: str, reference: str, *, extra: bool = False, **quick: Any) -> Row:
-    return Row(name, f"orthomerge.alignment.{maker}", title, reference, extra, quick=quick or {"steps": 10})
-
-
-_ROWS = (
-    _closed("auto", "auto:Auto", "What the number of inputs calls for, or no change", _OURS),
-    _closed("ridge", "linear_maps:Ridge", "Least squares to the expert's logits, towards its head", _OURS),
-    _closed("kl-map", "kl_map:KlMap", "KL to the expert's outputs with a prior at its head", _OURS, strength=0.1),
-    _trained("aligned-c", "aligned_c:AlignedC", "KL to the expert's outputs by Adam", f"{_RETHINK}, Eq. 8", epochs=2),
-    _closed("orthogonal", "rigid:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1"),
-    _closed("similarity", "rigid:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1"),
-    _closed("scaling", "linear_maps:Scaling", "A factor for every feature", f"{_MOMA}, Table 1"),
-    _closed("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1"),
-    _closed("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1"),
-    _closed("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1"),
-    _closed("logit-procrustes", "logit_procrustes:LogitProcrustes", "Procrustes where the head looks", _OURS),
-    _trained("aligned-m", "trained_maps:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
-    _trained("orth-m", "trained_maps:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),
-    _trained("moma-orthogonal", "trained_maps:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8"),
-    _trained("surgery", "surgery:Surgery", "A low-rank module before the head", "arXiv 2402.02705", extra=True),
-    _trained("probsurgery", "surgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", extra=True),
+# Name, maker, title, reference, and what differs from the defaults of a row.
+_ROWS: tuple[tuple[str, str, str, str, Mapping[str, Any]], ...] = (
+    ("auto", "auto:Auto", "What the number of inputs calls for, or no change", _OURS, _CLOSED),
+    ("ridge", "linear_maps:Ridge", "Least squares to the expert's logits, towards its head", _OURS, _CLOSED),
+    ("kl-map", "kl_map:KlMap", "KL to the expert's outputs with a prior at its head", _OURS, {**_CLOSED, **_STRONG}),
+    ("aligned-c", "aligned_c:AlignedC", "KL to the expert's outputs by Adam", f"{_RETHINK}, Eq. 8", _EPOCHS),
+    ("orthogonal", "rigid:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1", _CLOSED),
+    ("similarity", "rigid:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1", _CLOSED),
+    ("scaling", "linear_maps:Scaling", "A factor for every feature", f"{_MOMA}, Table 1", _CLOSED),
+    ("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1", _CLOSED),
+    ("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1", _CLOSED),
+    ("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1", _CLOSED),
+    ("logit-procrustes", "logit_procrustes:LogitProcrustes", "Procrustes where the head looks", _OURS, _CLOSED),
+    ("aligned-m", "trained_maps:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7", _STEPS),
+    ("orth-m", "trained_maps:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9", _STEPS),
+    ("moma-orthogonal", "trained_maps:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8", _STEPS),
+    ("surgery", "surgery:Surgery", "A low-rank module before the head", "arXiv 2402.02705", {"extra": True, **_STEPS}),
+    ("probsurgery", "surgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", {"extra": True, **_STEPS}),
 )
-ALIGNERS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+ALIGNERS: Mapping[str, Row] = {
+    name: Row(name, f"orthomerge.alignment.{maker}", title, reference, **more)
+    for name, maker, title, reference, more in _ROWS
+}
 
 
 @cache

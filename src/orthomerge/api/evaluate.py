@@ -9,7 +9,7 @@ from orthomerge.core.schema import build
 from orthomerge.data.reading import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, score, with_unique_names
+from orthomerge.evaluation.evaluate import Subject, references_of, score, with_unique_names
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
@@ -61,10 +61,10 @@ def evaluate(
     teachers: dict[str, Model] = {}
     if isinstance(experts, Experts):
         teachers = {task: experts.teacher(task) for task in tasks if task in experts.tasks}
-        if "expert" in references:
-            subjects = [Subject("expert", teachers), *subjects]
-        if "base" in references:
-            subjects = [Subject("base", dict.fromkeys(teachers, experts.base.with_heads(experts.heads))), *subjects]
+        named = references_of(experts, teachers)
+        if "base" in references and "base" not in named:
+            raise RecipeError("the experts were opened without a base, so it cannot be scored; leave out 'base'")
+        subjects = [*(subject for name, subject in named.items() if name in references), *subjects]
     encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress)
     return score(subjects, chosen, encoded, suite=suite, against=against, margin=margin)
 

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.reading import sources_of
+from orthomerge.data.task import Split
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
+from orthomerge.models.opening import Named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orthomerge.data.task import Split
     from orthomerge.evaluation.scale import ScaleSearch
-    from orthomerge.models.model import Model
-    from orthomerge.models.opening import Named
-
 
 AUTO = "auto"
 

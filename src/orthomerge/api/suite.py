@@ -63,14 +63,13 @@ def diagnose_suite(
     method: str = "task_arithmetic",
     device: str = "auto",
     batch: int = 64,
-    detail: Detail | None = None,
+    detail: Detail,
     **options: Any,
 ) -> Diagnosis:
     """Diagnose a suite's own merge by `method`, or a `model` whose experts are the suite's.
 
     `place`: arguments of `build_suite`; `options`: of `diagnose`.
     """
-    detail = detail or Detail()
     chosen, parameters = _method(name, method)
     suite = build_suite(name, device=device, **place)
     value = suite.merged(chosen, parameters) if model is None else resolve(model)[0]

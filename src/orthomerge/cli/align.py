@@ -9,17 +9,11 @@ from orthomerge.cli.printing import alignment_lines
 from orthomerge.core.progress import Progress
 
 
-@command(
-    usage=("align MODEL --data FOLDER --out FOLDER [OPTIONS]",),
-    examples=(
-        "align merged --data texts --out aligned",
-        "align merged --data topic=topic.csv --aligner ridge -o aligned",
-    ),
-)
+@command("align merged --data texts --out aligned", "align merged --data topic=topic.csv --aligner ridge -o aligned")
 def align(
     *,
     model: SavedModel,
-    data: Unlabelled = None,
+    data: Unlabelled,
     split: Annotated[Split, Input("Split of the data; `test` makes later scores on it transductive.")] = "train",
     limit: Limit = None,
     columns: Columns,

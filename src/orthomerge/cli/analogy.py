@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @command(
+    "analogy a b c --base base --of a:b::c --data d=d.csv --out d",
     usage=("analogy EXPERT... --base BASE --of A:B::C --data TASK=PATH [OPTIONS]",),
-    examples=("analogy a b c --base base --of a:b::c --data d=d.csv --out d",),
 )
 def analogy(
     *,

@@ -9,8 +9,9 @@ from orthomerge.core.progress import Progress
 
 
 @command(
+    "diagnose merged --data texts --out run",
+    "diagnose --suite digits --method ties --scales",
     usage=("diagnose MODEL --data FOLDER [OPTIONS]", "diagnose [MODEL] --suite SUITE [OPTIONS]"),
-    examples=("diagnose merged --data texts --out run", "diagnose --suite digits --method ties --scales"),
 )
 def diagnose(
     *,

@@ -12,12 +12,10 @@ _PROTOCOLS = ("current", "knn", "aligned-c")
 
 
 @command(
+    "evaluate merged aligned --data texts --out run",
+    "evaluate merged --data topic=topic.csv --aligner ridge",
+    "evaluate --suite digits --method 'ties: density: 0.3'",
     usage=("evaluate MODEL... --data FOLDER [OPTIONS]", "evaluate --suite SUITE [OPTIONS]"),
-    examples=(
-        "evaluate merged aligned --data texts --out run",
-        "evaluate merged --data topic=topic.csv --aligner ridge",
-        "evaluate --suite digits --method 'ties: density: 0.3'",
-    ),
 )
 def evaluate(
     *,
@@ -62,8 +60,8 @@ def evaluate(
         place = {"folder": folder, "data": sources, "say": progress.say}
         scores = evaluate_suite(suite, method, place=place, device=saved.device, batch=saved.batch, **options)
     elif models and data:
-        seen: tuple[Literal["expert"], ...] = ("expert",) if references else ()
-        scores = om.evaluate(models, sources, references=seen, **saved.options(), **options)
+        options |= {"references": ["expert"] if references else [], **saved.options()}
+        scores = om.evaluate(models, sources, **options)
     else:
         raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
     scores.write(out)

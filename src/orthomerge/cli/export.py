@@ -7,8 +7,9 @@ from orthomerge.core.errors import RecipeError
 
 
 @command(
+    "export merged --task topic --out topic-merged",
+    "export merged --all-heads --format onnx --out onnx",
     usage=("export MODEL --task TASK --out FOLDER [OPTIONS]",),
-    examples=("export merged --task topic --out topic-merged", "export merged --all-heads --format onnx --out onnx"),
 )
 def export(
     *,

@@ -11,10 +11,7 @@ _SETTINGS = (
 )
 
 
-@command(
-    usage=("finetune --base BASE --data PATH --out FOLDER [OPTIONS]",),
-    examples=("finetune --base base --data topic.csv --out topic --set lr=5e-5",),
-)
+@command("finetune --base base --data topic.csv --out topic --set lr=5e-5")
 def finetune(
     *,
     base: Annotated[str, Input("Encoder to start from: folder or hub id.", "BASE")],

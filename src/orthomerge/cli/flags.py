@@ -6,8 +6,6 @@ commas, a tuple of texts a repeated flag, and a `bool` that is true by default g
 is no flag: it shows progress on standard error until the first part is yielded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
@@ -54,8 +52,8 @@ Input, How, Output = (partial(Flag, section) for section in _SECTIONS)
 class Command(click.Command):
     """Command that calls a function. `usage` and `examples`: lines without the program's name."""
 
-    def __init__(self, function: Callable[..., Parts], usage: Sequence[str], examples: Sequence[str]) -> None:
-        self.function, self.usage, self.examples = function, usage, examples
+    def __init__(self, function: Callable[..., Parts], examples: Sequence[str], usage: Sequence[str]) -> None:
+        self.function, self.examples = function, examples
         self.sections: dict[str, list[click.Parameter]] = {section: [] for section in _SECTIONS}
         self.groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         parameters = _parameters(function)
@@ -76,6 +74,9 @@ class Command(click.Command):
             help=function.__doc__,
             context_settings={"help_option_names": ["-h", "--help"]},
         )
+        arguments = [str(one.metavar) for one in self.params if isinstance(one, click.Argument)]
+        required = [f"{one.opts[-1]} {one.metavar}" for one in self.params if one.opts[-1][0] == "-" and one.required]
+        self.usage = usage or [" ".join((function.__name__, *arguments, *required, "[OPTIONS]"))]
 
     def _call(self, *, json: bool, quiet: bool, **values: Any) -> None:
         for name, (group, fields) in self.groups.items():
@@ -104,9 +105,9 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
 
-def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Callable[..., Parts]], Command]:
-    """Decorate a function to make it a command."""
-    return lambda function: Command(function, usage, examples)
+def command(*examples: str, usage: Sequence[str] = ()) -> Callable[[Callable[..., Parts]], Command]:
+    """Decorate a function to make it a command. `usage`: its forms, if they are more than what it requires."""
+    return lambda function: Command(function, examples, usage)
 
 
 class _Argument(click.Argument):
@@ -188,8 +189,6 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     """Format a default value; empty if it need not be shown."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return "yes" if value else ""
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return str(value) if isinstance(value, str | int | float) else ""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

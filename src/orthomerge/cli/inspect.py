@@ -5,7 +5,7 @@ import orthomerge as om
 from orthomerge.cli.flags import Input, Parts, command
 
 
-@command(usage=("inspect PATH [OPTIONS]",), examples=("inspect topic", "inspect merged --verify"))
+@command("inspect topic", "inspect merged --verify")
 def inspect(
     *,
     path: Annotated[str, Input("Folder, file, adapter, hub id or merged model.", "PATH", positional=True)],

@@ -7,7 +7,7 @@ _KINDS = "methods, aligners, protocols, families or suites"
 _Kind = Literal["methods", "aligners", "protocols", "families", "suites"]
 
 
-@command(usage=("list KIND [NAME] [OPTIONS]",), examples=("list methods", "list methods ties", "list aligners --json"))
+@command("list methods", "list methods ties", "list aligners --json")
 def list(  # noqa: A001 - the name of the command
     *,
     kind: Annotated[_Kind, Input(_KINDS, "KIND", positional=True)],

@@ -10,13 +10,11 @@ from orthomerge.core.table import Table, plain
 
 
 @command(
+    "merge topic tone=tone.pth --base base --out merged",
+    "merge topic tone --base base --data texts --out merged",
+    "merge topic tone --base base --method ties --set density=0.3 -o out",
+    "merge topic tone --base base --dry-run",
     usage=("merge EXPERT... --base BASE --out FOLDER [OPTIONS]", "merge RECIPE.yaml [OUT] [OPTIONS]"),
-    examples=(
-        "merge topic tone=tone.pth --base base --out merged",
-        "merge topic tone --base base --data texts --out merged",
-        "merge topic tone --base base --method ties --set density=0.3 -o out",
-        "merge topic tone --base base --dry-run",
-    ),
 )
 def merge(
     *,
@@ -78,9 +76,9 @@ def merge(
         from orthomerge.api.merge import search_scale
         from orthomerge.models.experts import Experts
 
-        opened, chosen = Experts(recipe.opening).check(), recipe.merge
-        how = {"seed": chosen.seed, "device": chosen.device, "vector": chosen.vector}
-        search = search_scale(opened, chosen.method, columns.of(data), chosen.parameters, **how)
+        opened = Experts(recipe.opening).check()
+        how = {"seed": recipe.seed, "device": recipe.device, "vector": recipe.vector}
+        search = search_scale(opened, recipe.method, columns.of(data), recipe.parameters, **how)
         recipe = recipe.with_scale(search.best)
         progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
     started = time.perf_counter()

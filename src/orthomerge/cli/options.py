@@ -27,10 +27,7 @@ ExpertPaths = Annotated[tuple[str, ...], Input(_EXPERTS, "EXPERT...", positional
 SavedModel = Annotated[str, Input("Folder of a merged model.", "MODEL", positional=True)]
 Unlabelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("not used"), "PATH")]
 Labelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("needed"), "PATH")]
-Base = Annotated[
-    str | None,
-    Input("Model that all experts were fine-tuned from.", "BASE", default="recorded in adapters"),
-]
+Base = Annotated[str | None, Input("Model that all experts were fine-tuned from.", "BASE", default="none")]
 Split = Literal["train", "val", "test"]
 Limit = Annotated[int | None, Input("At most N inputs per task.", "N", default="no limit")]
 Suite = Annotated[str | None, Input("Named benchmark instead of --data (`list suites`).", "SUITE")]

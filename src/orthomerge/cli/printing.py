@@ -116,7 +116,7 @@ class Reporter(Progress):
     def stage(self, title: str, total: int | None) -> None:
         self._title = ": ".join(filter(None, (self._prefix, title)))
         self._total, self._done = total or 0, 0
-        self._started = self._last = time.monotonic()
+        self._last = time.monotonic()
         if self._bar is not None:
             self._bar.reset(self._task, description=self._title, total=total)
         elif self._title:
@@ -128,10 +128,8 @@ class Reporter(Progress):
         if self._bar is not None:
             self._bar.advance(self._task, count)
         elif now - self._last >= _EVERY:
-            self._last, rate = now, self._done / (now - self._started)
-            left = (self._total - self._done) / rate if rate else 0
-            share = 100 * self._done / self._total if self._total else 0
-            self.say(f"{self._title} {share:.0f} % ({rate / 1e6:,.0f} MB/s, {left:.0f} s left)")
+            self._last = now
+            self.say(f"{self._title} {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB")
 
     def say(self, text: str) -> None:
         if self._bar is not None:

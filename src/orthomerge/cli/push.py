@@ -8,10 +8,7 @@ from orthomerge.cli.options import SavedModel
 from orthomerge.core.errors import RecipeError
 
 
-@command(
-    usage=("push MODEL ORG/NAME [OPTIONS]",),
-    examples=("push merged org/name --dry-run", "push merged org/name --private --yes"),
-)
+@command("push merged org/name --dry-run", "push merged org/name --private --yes")
 def push(
     *,
     model: SavedModel,

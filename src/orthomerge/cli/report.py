@@ -6,7 +6,7 @@ import orthomerge as om
 from orthomerge.cli.flags import Input, Output, Parts, command
 
 
-@command(usage=("report RUN --out PAGE.html [OPTIONS]",), examples=("report run --out report.html",))
+@command("report run --out report.html")
 def report(
     *,
     run: Annotated[str, Input("Run folder of `run`, `evaluate` or `diagnose`.", "RUN", positional=True)],

@@ -9,8 +9,9 @@ from orthomerge.core.table import Table
 
 
 @command(
+    "reproduce build digits --out digits",
+    "reproduce build text8 --data tables --out text8",
     usage=("reproduce build SUITE --out FOLDER [OPTIONS]",),
-    examples=("reproduce build digits --out digits", "reproduce build text8 --data tables --out text8"),
 )
 def build(
     *,

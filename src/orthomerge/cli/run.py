@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 10  # reasons of failures that are printed
 
 
-@command(
-    usage=("run RECIPE.yaml [OPTIONS]",),
-    examples=("run recipe.yaml --out run", "run sweep.yaml --on process:2", "run sweep.yaml --list"),
-)
+@command("run recipe.yaml --out run", "run sweep.yaml --on process:2", "run sweep.yaml --list")
 def run(
     *,
     recipe: Annotated[str, Input("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)],

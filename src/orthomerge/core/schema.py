@@ -53,12 +53,11 @@ def schema(maker: Callable[..., Any]) -> dict[str, tuple[Any, Field[Any]]]:
     hints = get_type_hints(maker)
     if is_dataclass(maker):
         return {option.name: (hints[option.name], option) for option in fields(maker) if option.init}
-    return {name: (hints[name], _field(parameter)) for name, parameter in signature(maker).parameters.items()}
-
-
-def _field(parameter: Parameter) -> Field[Any]:
-    option: Field[Any] = field() if parameter.default is Parameter.empty else field(default=parameter.default)
-    return option
+    defaults = {name: option.default for name, option in signature(maker).parameters.items()}
+    return {
+        name: (hints[name], field() if default is Parameter.empty else field(default=default))
+        for name, default in defaults.items()
+    }
 
 
 def describe(kind: Any) -> str:

@@ -30,6 +30,7 @@ from orthomerge.evaluation.metrics import UNSCORED, counted, predict
 from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
+from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
@@ -56,6 +57,14 @@ class Subject:
         """Return a subject named after the model's method, and its aligner if the heads were aligned."""
         parameters = model.origin.facts["method"]["parameters"]
         return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
+
+
+def references_of(experts: Experts, tasks: Iterable[str]) -> dict[str, Subject]:
+    """Return references for tables by name: the base with the experts' heads, if there is a base, and the experts."""
+    models = {"expert": {task: experts.teacher(task) for task in tasks}}
+    if experts.has_base:
+        models = {"base": dict.fromkeys(models["expert"], experts.base.with_heads(experts.heads)), **models}
+    return {name: Subject(name, own) for name, own in models.items()}
 
 
 def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:

@@ -16,7 +16,7 @@ from orthomerge.core.errors import CheckpointError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.raw_file import MemoryFile, RawFile
+    from orthomerge.files.raw_file import MemoryTensor, RawFile
 
 
 # Name in a safetensors header -> (bytes per element, name in torch).
@@ -65,7 +65,7 @@ class Spec:
 class Entry:
     """Location of a tensor: a run of bytes in a file, with `strides` in elements if it is not contiguous."""
 
-    file: RawFile | MemoryFile
+    file: RawFile | MemoryTensor
     offset: int
     spec: Spec
     strides: tuple[int, ...] | None = None
@@ -149,10 +149,9 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
         return len(self.entries)
 
     @property
-    def files(self) -> tuple[RawFile | MemoryFile, ...]:
+    def files(self) -> tuple[RawFile | MemoryTensor, ...]:
         """Weight files, sorted by path."""
-        files = {entry.file.path: entry.file for entry in self.entries.values()}
-        return tuple(files[path] for path in sorted(files))
+        return tuple(sorted({entry.file for entry in self.entries.values()}, key=lambda file: file.path))
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.folders import contained
 from orthomerge.files.lora_options import CONFIG, WAY_OUT, Scale, read_config
-from orthomerge.files.raw_file import MemoryFile, RawFile
+from orthomerge.files.raw_file import MemoryTensor, RawFile
 from orthomerge.files.weights import read_weights
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Adapter:
     products: Mapping[str, Factors]
     replaced: Mapping[str, Entry]
     stored: Mapping[str, Entry] = field(default_factory=dict)  # all tensors of the file, by their names in it
-    files: tuple[RawFile | MemoryFile, ...] = ()  # with the config, which scales every product
+    files: tuple[RawFile | MemoryTensor, ...] = ()  # with the config, which scales every product
     revision: str | None = None
     reference: str = ""
     in_memory: ClassVar[bool] = False

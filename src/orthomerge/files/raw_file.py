@@ -1,4 +1,4 @@
-"""Weight files, read by position and hashed while they are read, and tensors in memory with the same interface.
+"""Weight files, read by position and hashed while they are read, and tensors in memory, which are read like files.
 
 Files are read with `pread`, not memory-mapped: a file that shrinks meanwhile causes an error, not a crash. Every byte
 that a merge reads or writes is hashed, and BLAKE3 is several times as fast as SHA-256.
@@ -24,7 +24,7 @@ _GAP = 1 << 18  # bytes; a smaller gap between sequential reads is read at once,
 _STEP = 1 << 20
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     """Return the digest of bytes, such as `blake3:1f2e...`."""
     return digest_text(blake3(data))
 
@@ -133,42 +133,26 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-class MemoryFile:
-    """Tensors in memory as one contiguous file; `path` is used in messages only."""
+class MemoryTensor:
+    """A tensor in memory, read like a file; `path` is used in messages only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = 0
-        self._tensors: dict[int, torch.Tensor] = {}
-        self._versions: list[int] = []
-
-    def add(self, tensor: torch.Tensor) -> int:
-        """Append a tensor and return the offset of its first byte."""
-        start = self.size
-        self._tensors[start] = tensor
-        self._versions.append(tensor._version)  # noqa: SLF001 - torch counts changes there and nowhere else
-        self.size += tensor.numel() * tensor.element_size()
-        return start
+    def __init__(self, path: Path, tensor: torch.Tensor) -> None:
+        self.path, self._tensor = path, tensor
+        self.size = tensor.numel() * tensor.element_size()
+        self._version = tensor._version  # noqa: SLF001 - torch counts changes there and nowhere else
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """Read bytes of a single tensor into a new uint8 tensor."""
+        """Read bytes into a new uint8 tensor."""
         import torch
 
-        if not length:
-            return torch.empty(0, dtype=torch.uint8)
-        start = max(start for start in self._tensors if start <= offset)
-        data = self._tensors[start].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return data[offset - start : offset - start + length].clone()
+        data = self._tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return data[offset : offset + length].clone()
 
     def digest(self) -> str:
-        """Return the hash of all tensors, in order."""
-        hasher = blake3()
-        for start, tensor in self._tensors.items():
-            hasher.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)
-        return digest_text(hasher)
+        """Return the hash of the tensor's bytes."""
+        return digest_of(self.read(0, self.size).numpy().data)
 
     def check_unchanged(self) -> None:
         """Refuse a model that was trained or edited since it was opened."""
-        versions = [tensor._version for tensor in self._tensors.values()]  # noqa: SLF001
-        if versions != self._versions:
+        if self._tensor._version != self._version:  # noqa: SLF001
             raise CheckpointError(f"{self.path} changed since it was opened; open it again")

@@ -112,7 +112,7 @@ def make(maker: object, args: tuple[object, ...]) -> object:
     """Return a record of the result of a call, without calling anything."""
     if not isinstance(maker, Global | Object):
         raise UnpicklingError("it calls something that is neither a class nor a function")
-    path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
+    path = maker.path.replace("__builtin__.", "builtins.") if isinstance(maker, Global) else ""  # as Python 2 calls it
     if _FROM_TYPE.fullmatch(path):
         func, _, inner, _ = args
         tensor = make(func, inner) if isinstance(inner, tuple) else None
@@ -127,7 +127,7 @@ def make(maker: object, args: tuple[object, ...]) -> object:
 
 
 def _tensor_v2(
-    storage: object, offset: object, shape: object, strides: object, _grad: object = False, _hooks: object = None,
+    storage: object, offset: object, shape: object, strides: object, _grad: object, _hooks: object,
     metadata: object = None,
 ) -> Tensor:  # fmt: skip
     if not isinstance(storage, Storage):
@@ -165,7 +165,6 @@ def _members(items: object = ()) -> object:
     return items if isinstance(items, list | tuple) else []
 
 
-_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _FROM_TYPE = re.compile(r"torch\._?tensor\._rebuild_from_type(_v2)?")
 _MAKERS: Mapping[str, Callable[..., object]] = {
     "collections.OrderedDict": _mapping,
@@ -174,14 +173,9 @@ _MAKERS: Mapping[str, Callable[..., object]] = {
     "builtins.dict": _mapping,
     "builtins.set": _members,
     "builtins.frozenset": _members,
-    "copyreg._reconstructor": lambda cls, *_: Object(cls),
-    "copyreg.__newobj__": lambda cls, *_: Object(cls),
-    "copyreg.__newobj_ex__": lambda cls, *_: Object(cls),
     "torch.Size": _members,
-    "torch._utils._rebuild_tensor": _tensor_v2,
     "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
-    "torch.nn.parameter.Parameter": lambda tensor, *_: tensor,
 }

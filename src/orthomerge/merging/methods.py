@@ -34,108 +34,89 @@ class Row(TableRow):
     quick: Options = field(default_factory=dict)
 
 
-_HERE = "orthomerge.merging"
-_OURS = "orthomerge"
-_SOUP = "Wortsman et al. 2022, arXiv 2203.05482"
 _TIES = "Yadav et al. 2023, arXiv 2306.01708"
 _DARE = "Yu et al. 2023, arXiv 2311.03099"
 _ISO = "Marczak et al. 2025, arXiv 2502.04959"
 _SUM = "Ilharco et al. 2023, arXiv 2212.04089"
 _CRUMBS = "Davari and Belilovsky 2023, arXiv 2312.06795"
 _STOCK = "Jang et al. 2024, arXiv 2403.19522"
-_MAX = "Marczak et al. 2024, arXiv 2407.06322"
 _TALL = "Wang et al. 2024, arXiv 2405.07813"
-_TSV = "Gargiulo et al. 2025, arXiv 2412.00081"
 _KNOTS = "Stoica et al. 2025, arXiv 2410.19735"
 _WUDI = "Cheng et al. 2025, arXiv 2503.08099"
-_ADA = "Yang et al. 2024, arXiv 2310.02575"
 _MOMA = "Kong et al. 2026, arXiv 2412.13526 v3"
+_ADA = "Yang et al. 2024, arXiv 2310.02575"
 _CONCRETE = "Tang et al. 2023, arXiv 2312.06173"
 
-# Options under which a single expert comes back unchanged, or why there are none.
 _ONE: Options = {"scale": 1.0}
 _ALL: Options = {"density": 1.0}
-_BOTH: Options = {"density": 1.0, "scale": 1.0}
-_KEPT: Options = {"drop": 0.0, "scale": 1.0}
-_USED: Options = {"scale": 1.0, "agree": 1}
-_STEPS: Options = {"steps": 4, "look": 2, "batch": 4}
+_BOTH: Options = {**_ALL, **_ONE}
+_KEPT: Options = {"drop": 0.0, **_ONE}
 _TWO = "it needs two experts"
 _EQUAL = "it makes all singular values equal, of one expert too"
+_PAIR: Options = {"base": False, "experts": (2, 2)}
+_MATRIX: Options = {"matrices": True}
+# The contracts test KnOTS with a merger that is a survey method and random.
+_BY_DARE_TIES: Options = {**_MATRIX, "quick": {"merger": "dare_ties"}}
+_FEW_STEPS: Options = {**_MATRIX, "quick": {"steps": 5}}
+_STEPS: Options = {"steps": 4, "look": 2, "batch": 4}
+_SMALL: Options = {"copies": 15, "solver": "ridge", **_STEPS}
+_INPUTS: Options = {"inputs": 4}
 
-
-def _element(name: str, maker: str, title: str, reference: str, faithful: Options | str, **more: Any) -> Row:
-    return Row(name, f"{_HERE}.{maker}", title, reference, faithful=faithful, **more)
-
-
-def _matrix(name: str, maker: str, title: str, reference: str, faithful: Options | str, **quick: Any) -> Row:
-    return Row(name, f"{_HERE}.{maker}", title, reference, matrices=True, faithful=faithful, quick=quick)
-
-
-def _fitted(name: str, maker: str, title: str, reference: str, **quick: Any) -> Row:
-    return Row(name, f"orthomerge.fitting.{maker}", title, reference, fitted=True, quick=quick or {"inputs": 4})
-
-
-def _table(*rows: Row) -> Mapping[str, Row]:
-    return {row.name: row for row in rows}
-
-
-METHODS = _table(
-    _element("average", "elements:Average", "Weighted average", _SOUP, {}, base=False),
-    _element("task_arithmetic", "elements:TaskArithmetic", "Scaled sum of task vectors", _SUM, _ONE),
-    _element("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH),
-    _element("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH),
-    _element("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH),
-    _element("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES, _ALL),
-    _element("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES, _ALL),
-    _element("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES, _BOTH),
-    _element("dare", "dare:dare", "Drop at random, rescale, add", _DARE, _KEPT),
-    _element("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE, {**_KEPT, **_ALL}),
-    _element("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE, _ALL),
-    _element("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL),
-    _element("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL),
-    _element("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL),
-    _element("breadcrumbs", "elements:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
-    _element("magmax", "elements:MagMax", "The entry of largest magnitude", _MAX, _ONE),
-    _element("model_stock", "angles:ModelStock", "Average, drawn to the base", _STOCK, _TWO, experts=(2, None)),
-    _element(
-        "slerp", "angles:Slerp", "Along the arc between two experts", "Shoemake 1985", _TWO, base=False, experts=(2, 2)
-    ),
-    _element("consensus", "elements:Consensus", "Only what several experts use (TALL masks)", _TALL, _USED),
-    _matrix("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE),
-    _matrix("iso_c", "iso:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL),
-    _matrix("iso_cts", "iso:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL),
-    # The contracts test KnOTS with a merger that is a survey method and random.
-    _matrix("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, _BOTH, merger="dare_ties"),
-    _matrix("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, {"rest": "mean"}, steps=5),
+# Name, maker, title, reference, `faithful`, and what differs from the defaults of a row.
+_DATA_FREE: tuple[tuple[str, str, str, str, Options | str, Options], ...] = (
+    ("average", "elements:Average", "Weighted average", "Wortsman et al. 2022, arXiv 2203.05482", {}, {"base": False}),
+    ("task_arithmetic", "elements:TaskArithmetic", "Scaled sum of task vectors", _SUM, _ONE, {}),
+    ("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH, {}),
+    ("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH, {}),
+    ("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH, {}),
+    ("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES, _ALL, {}),
+    ("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES, _ALL, {}),
+    ("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES, _BOTH, {}),
+    ("dare", "dare:dare", "Drop at random, rescale, add", _DARE, _KEPT, {}),
+    ("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE, {**_KEPT, **_ALL}, {}),
+    ("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE, _ALL, {}),
+    ("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL, {}),
+    ("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL, {}),
+    ("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL, {}),
+    ("breadcrumbs", "elements:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH, {}),
+    ("magmax", "elements:MagMax", "The entry of largest magnitude", "Marczak et al. 2024, arXiv 2407.06322", _ONE, {}),
+    ("model_stock", "angles:ModelStock", "Average, drawn to the base", _STOCK, _TWO, {"experts": (2, None)}),
+    ("slerp", "angles:Slerp", "Along the arc between two experts", "Shoemake 1985", _TWO, _PAIR),
+    ("consensus", "elements:Consensus", "Only what several experts use (TALL masks)", _TALL, {**_ONE, "agree": 1}, {}),
+    ("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", "Gargiulo et al. 2025, arXiv 2412.00081", _ONE, _MATRIX),
+    ("iso_c", "iso:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL, _MATRIX),
+    ("iso_cts", "iso:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL, _MATRIX),
+    ("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, _BOTH, _BY_DARE_TIES),
+    ("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, {"rest": "mean"}, _FEW_STEPS),
 )
-
-FITTED = _table(
-    _fitted(
-        "realign",
-        "realign:Realign",
-        "Distilled into one encoder, heads solved; adds nothing",
-        _OURS,
-        copies=15,
-        solver="ridge",
-        **_STEPS,
-    ),
-    _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map per task", _MOMA, **_STEPS),
-    _fitted("adamerging", "adamerging:AdaMerging", "Coefficients per task or layer by least entropy", _ADA, **_STEPS),
-    _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE, **_STEPS),
-    _fitted(
+# Name, maker, title, reference, `quick`.
+_FITTED: tuple[tuple[str, str, str, str, Options], ...] = (
+    ("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge", _SMALL),
+    ("moma", "moma:Moma", "A mask over the merge and an orthogonal map per task", _MOMA, _STEPS),
+    ("adamerging", "adamerging:AdaMerging", "Coefficients per task or layer by least entropy", _ADA, _STEPS),
+    ("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE, _STEPS),
+    (
         "concrete_am",
         "concrete:ConcreteAm",
         "Mask, then coefficients, by least entropy",
         _CONCRETE,
-        adapt_steps=2,
-        **_STEPS,
+        {"adapt_steps": 2, **_STEPS},
     ),
-    _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
-    _fitted("regmean", "regmean:RegMean", "Least squares per layer", "Jin et al. 2023, arXiv 2212.09849"),
-    _fitted("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"),
-    _fitted("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534"),
-    _fitted("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048"),
+    ("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832", _INPUTS),
+    ("regmean", "regmean:RegMean", "Least squares per layer", "Jin et al. 2023, arXiv 2212.09849", _INPUTS),
+    ("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121", _INPUTS),
+    ("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534", _INPUTS),
+    ("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048", _INPUTS),
 )
+
+METHODS: Mapping[str, Row] = {
+    name: Row(name, f"orthomerge.merging.{maker}", title, reference, faithful=faithful, **more)
+    for name, maker, title, reference, faithful, more in _DATA_FREE
+}
+FITTED: Mapping[str, Row] = {
+    name: Row(name, f"orthomerge.fitting.{maker}", title, reference, fitted=True, quick=quick)
+    for name, maker, title, reference, quick in _FITTED
+}
 
 
 _BUILT_IN = {**METHODS, **FITTED}

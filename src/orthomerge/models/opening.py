@@ -15,7 +15,7 @@ from typing import Any, Literal
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import build
 from orthomerge.files.checkpoint import Checkpoint, Entry
-from orthomerge.files.raw_file import MemoryFile
+from orthomerge.files.raw_file import MemoryTensor
 from orthomerge.models.tensors import spec_of
 
 Named = Mapping[str, Any] | Sequence[str | Path]
@@ -176,7 +176,7 @@ def _is_live(value: object) -> bool:
 
 def live_checkpoint(role: str, live: Live) -> Checkpoint:
     """Present a live model as a checkpoint; its tensors are not copied."""
-    file = MemoryFile(Path(f"<{role} in memory>"))
+    path = Path(f"<{role} in memory>")
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     owners: dict[tuple[int, tuple[int, ...]], str] = {}
@@ -186,9 +186,9 @@ def live_checkpoint(role: str, live: Live) -> Checkpoint:
         if owner != name and tensor.numel():
             aliases[name] = owner
         else:
-            entries[name] = Entry(file, file.add(tensor), spec)
+            entries[name] = Entry(MemoryTensor(path, tensor), 0, spec)
     config = json.loads(live.model.config.to_json_string())  # as in the config.json of a saved model
-    return Checkpoint(file.path, entries, config=config, aliases=aliases, in_memory=True)
+    return Checkpoint(path, entries, config=config, aliases=aliases, in_memory=True)
 
 
 def _task_name(path: str | Path) -> str:

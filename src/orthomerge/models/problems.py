@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,15 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + ("" if self.fix == _IN_MESSAGE else f"; {self.fix}")
+
+
+@contextmanager
+def collected(problems: list[Problem], where: str) -> Iterator[None]:
+    """Add an error that the block raises to the problems."""
+    try:
+        yield
+    except OrthomergeError as error:
+        problems.append(Problem.of(where, error))
 
 
 def check_problems(problems: Sequence[Problem]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, cast
 
-from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
+from orthomerge.core.errors import NumericalError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_checkpoint, open_expert
@@ -17,7 +16,7 @@ from orthomerge.models.families import family_for, generic
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.heads import Head
 from orthomerge.models.opening import HeadNames, Live, Opening, live_checkpoint
-from orthomerge.models.problems import Problem, base_problems, check_problems, code_problem, source_problems
+from orthomerge.models.problems import Problem, base_problems, check_problems, code_problem, collected, source_problems
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.split import (
@@ -123,17 +122,10 @@ class Opened:
             return AdaptedTensors(FileTensors(base), checkpoint.under(names))
         return FileTensors({**base, **{key: (checkpoint, name) for key, name in names.items()}})
 
-    @contextmanager
-    def _collecting(self, where: str) -> Iterator[None]:
-        try:
-            yield
-        except OrthomergeError as error:
-            self.problems.append(Problem.of(where, error))
-
     def _open(self) -> Parts | None:
         opened: dict[str, Checkpoint | Adapter] = {}
         for task, expert in self.opening.experts.items():
-            with self._collecting(f"expert {task!r}"):
+            with collected(self.problems, f"expert {task!r}"):
                 live = self.live.get(task)
                 opened[task] = open_expert(expert.path) if live is None else live_checkpoint(task, live)
         base = self._base(opened)
@@ -143,12 +135,12 @@ class Opened:
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
             self.problems += code_problem(f"{role} ({source.path})", source, self.opening.family)
         family = None
-        with self._collecting("family"):
+        with collected(self.problems, "family"):
             family = _family_of(self.opening, base, opened)
         return None if family is None else self._compare(base, opened, family)
 
     def _base(self, opened: Mapping[str, Checkpoint | Adapter]) -> Checkpoint | None:
-        with self._collecting("base"):
+        with collected(self.problems, "base"):
             if "" in self.live:
                 return live_checkpoint("base", self.live[""])
             if self.opening.base is not None:
@@ -207,7 +199,7 @@ class Opened:
         )
         labels = expert.labels or named.classes or ()
         if not labels:
-            with self._collecting(f"expert {task!r} ({checkpoint.path})"):
+            with collected(self.problems, f"expert {task!r} ({checkpoint.path})"):
                 labels = stored_labels(config, specs, split)
         return Source(expert, checkpoint, specs, config, split, layout, labels, pooling, max_length)
 

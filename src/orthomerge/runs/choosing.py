@@ -1,8 +1,7 @@
 """Rows of a sweep, one per merge and protocol, and the best row for each budget of inputs.
 
-The best row is chosen on validation inputs and shown with its accuracy on test. Beside it is the best in hindsight,
-chosen by the test accuracy that is shown, which is biased upwards. Rows with different budgets (the inputs that a merge
-and its scoring used) are not compared.
+The best row is chosen on validation inputs, and another in hindsight on test, whose accuracy is biased upwards. Rows
+with different budgets (the inputs that a merge and its scoring used) are not compared.
 """
 
 from __future__ import annotations
@@ -179,7 +178,6 @@ def _cells(row: Row) -> tuple[Any, ...]:
 
 
 def _numbers(row: Row) -> tuple[Any, ...]:
-    """Return the accuracies on val and test, and the interval on test."""
     val, test = (None if line is None else line.mean for line in (row.val, row.test))
     return number(val), number(test), "" if row.test is None else span(row.test.low, row.test.high)
 

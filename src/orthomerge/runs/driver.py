@@ -75,24 +75,21 @@ def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator
     def begin(artifact: Artifact) -> None:
         work.progress.begin(artifact.name, place=places[artifact.key], count=len(places))
 
-    def end(done: Done) -> None:
+    def end(done: Done) -> Done:
         name, seconds, place = done.artifact.name, done.entry.seconds, places[done.artifact.key]
         work.progress.end(name, place=place, count=len(places), seconds=seconds, found=done.found)
+        return done
 
     for artifact in list(missing.values()):
         if (entry := work.store.get(artifact.key)) is not None:
             del missing[artifact.key]
             begin(artifact)
-            done = Done(artifact, entry, found=True)
-            yield done
-            end(done)
+            yield end(Done(artifact, entry, found=True))
     breaks = 0
     while missing:
         try:
-            with engine() as executor:
-                for done in _make(missing, work, executor, begin):
-                    yield done
-                    end(done)
+            with _safe_path(), engine() as executor:
+                yield from map(end, _make(missing, work, executor, begin))
         except BrokenExecutor as error:
             breaks += 1
             if breaks > _MOST_BREAKS:
@@ -104,30 +101,22 @@ def _make(
 ) -> Iterator[Done]:
     """Make the missing artifacts, and remove each from `missing` when it is in the store."""
     waiting = {key: missing.keys() & artifact.needs for key, artifact in missing.items()}
-    running = dict[Future[Any], str]()
-    failure: ArtifactError | None = None
+    running = dict[Future[Any], Artifact]()
     while waiting or running:
         ready = next((key for key, needs in waiting.items() if not needs), None)
         if ready is not None:
             del waiting[ready]
             begin(missing[ready])
-            running[executor.submit(make_artifact, work, missing[ready])] = ready
+            running[executor.submit(make_artifact, work, missing[ready])] = missing[ready]
         for future in wait(running, timeout=None if ready is None else 0, return_when=FIRST_COMPLETED).done:
-            key = running.pop(future)
-            artifact, error, entry = missing[key], future.result(), work.store.get(key)
+            artifact, error = running.pop(future), future.result()
             if error is not None:
-                failure = failure or ArtifactError(artifact, error)
-                waiting.clear()
-                running = {other: name for other, name in running.items() if not other.cancel()}
-                continue
-            if entry is None:
-                raise OutputError(f"{work.store.content(key)} is not what was written; check the disk")
-            del missing[key]
-            yield Done(artifact, entry, found=False)
+                wait([other for other in running if not other.cancel()])  # their results are for the next run
+                raise ArtifactError(artifact, error)
+            del missing[artifact.key]
             for needs in waiting.values():
-                needs.discard(key)
-    if failure is not None:
-        raise failure
+                needs.discard(artifact.key)
+            yield Done(artifact, work.entry(artifact.key), found=False)
 
 
 def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
@@ -145,8 +134,6 @@ def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
 
 
 class Serial(Executor):
-    """Run each call at once, in this process."""
-
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = Future[Any]()
         future.set_result(fn(*args, **kwargs))
@@ -160,21 +147,21 @@ def engine_of(on: On) -> Engine:
     if isinstance(on, Executor):
         return lambda: nullcontext(on)
     if not isinstance(on, str):
-        return partial(_started, on)
+        return on
     name, colon, detail = on.partition(":")
     start = {"process": _processes, "ray": _ray}.get(name)
     if start is not None and (not colon or (detail.isdecimal() and int(detail) > 0)):
         return partial(start, int(detail) if detail else None)
     if start is not None or not name or not detail:
         raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
-    return partial(_started, _imported(name, detail))
+    return _imported(name, detail)
 
 
 @contextmanager
 def _processes(count: int | None) -> Iterator[Executor]:
     """Start processes on this machine, which end with the run."""
     before = set(active_children())
-    with _safe_path(), ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         try:
             yield pool
         except BaseException:
@@ -198,7 +185,7 @@ def _ray(count: int | None) -> Iterator[Executor]:
         import ray
     except ImportError as error:
         raise RecipeError("--on ray needs Ray: install orthomerge[ray]") from error
-    with tempfile.TemporaryDirectory() as empty, _safe_path():
+    with tempfile.TemporaryDirectory() as empty:
         with chdir(empty):
             ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
@@ -209,28 +196,19 @@ def _ray(count: int | None) -> Iterator[Executor]:
 
 def _imported(module: str, name: str) -> Callable[[], Executor]:
     """Import a function of a module that is installed or on PYTHONPATH; the working directory is not searched."""
-    before = list(sys.path)
+    before, here = list(sys.path), os.path.realpath(".")
     python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    here = os.path.realpath(".")
     sys.path[:] = [path for path in before if path and (path in python_path or os.path.realpath(path) != here)]
     try:
         function: Callable[[], Executor] = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"cannot import {name!r} of {module!r}: {error}; 'on' must be {_FORMS}, and the module must be installed "
-            "or on PYTHONPATH"
-        ) from error
+        fix = f"'on' must be {_FORMS}, and the module must be installed or on PYTHONPATH"
+        raise RecipeError(f"cannot import {name!r} of {module!r}: {error}; {fix}") from error
     finally:
         sys.path[:] = before
     if not callable(function):
         raise RecipeError(f"{module}:{name} must be a function that returns an Executor, got {type(function).__name__}")
     return function
-
-
-@contextmanager
-def _started(function: Callable[[], Executor]) -> Iterator[Executor]:
-    with _safe_path(), function() as executor:
-        yield executor
 
 
 @contextmanager

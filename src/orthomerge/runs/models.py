@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.alignment.aligners import chosen_aligner
-from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, nearest
+from orthomerge.core.errors import CheckpointError, RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import may_be_read
 from orthomerge.files.publish import check_room, check_target
@@ -17,9 +17,9 @@ from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts
-from orthomerge.models.problems import Problem, check_problems
+from orthomerge.models.problems import Problem, check_problems, collected
 from orthomerge.models.writing import write_model
-from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Align, protocols_of
 
 if TYPE_CHECKING:
@@ -61,32 +61,32 @@ def plan(recipe: Recipe) -> Plan:
             if section is not None:
                 document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
         if recipe.out is not None:
-            with _noted(problems, "out"):
+            with collected(problems, "out"):
                 check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
                 check_room(Path(recipe.out).expanduser().absolute().parent, size)
     listed = [{name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in problems]
     return Plan(problems, {"ok": not problems, "problems": listed, **document})
 
 
-def check_recipe(recipe: Recipe, *, merges: Sequence[Merge] | None = None) -> Experts:
+def check_recipe(recipe: Recipe, *, merges: Sequence[Recipe] = ()) -> Experts:
     """Return the opened experts of a recipe, or raise an error with every problem. `merges`: those of a sweep."""
     experts = Experts(recipe.opening)
     check_problems(recipe_problems(recipe, experts, merges=merges))
     return experts
 
 
-def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge] | None = None) -> list[Problem]:
-    """List problems of merges, of every section of a recipe, and of its experts, in this order."""
-    merges = [recipe.merge] if merges is None else merges
-    problems = list(dict.fromkeys(problem for merge in merges for problem in _merge_problems(recipe, experts, merge)))
+def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Recipe] = ()) -> list[Problem]:
+    """List problems of the merges, of every section of a recipe, and of its experts, in this order."""
+    found = (problem for merge in merges or [recipe] for problem in _merge_problems(merge, experts))
+    problems = list(dict.fromkeys(found))
     if recipe.align is not None:
-        with _noted(problems, "align"):
+        with collected(problems, "align"):
             chosen_aligner(recipe.align.aligner, recipe.align.options, seed=recipe.seed)
         problems += _data_problems(recipe, "align", recipe.align.data)
     if recipe.evaluate is not None:
-        with _noted(problems, "evaluate"):
+        with collected(problems, "evaluate"):
             protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
-        with _noted(problems, "diagnose"):
+        with collected(problems, "diagnose"):
             recipe.diagnosis.detail(seed=0)
         problems += _data_problems(recipe, "evaluate", recipe.evaluate.data)
     problems += experts.problems
@@ -98,29 +98,30 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
     return problems
 
 
-def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Problem]:
+def _merge_problems(recipe: Recipe, experts: Experts) -> list[Problem]:
     """List problems of a method, its options and its inputs."""
-    problems = list[Problem]()
-    with _noted(problems, "method"):
-        make_method(merge.method, merge.parameters, tasks=_names(recipe, merge), seed=merge.seed)
+    method, fit, problems = recipe.method, recipe.fit, list[Problem]()
+    tasks = tuple(recipe.experts) if recipe.vector is None else ("vector",)
+    with collected(problems, "method"):
+        make_method(method, recipe.parameters, tasks=tasks, seed=recipe.seed)
     if problems:
         return problems
-    problems += merge_problems(experts, merge.method, device=merge.device)
-    fitted = find_method(merge.method).fitted
-    if fitted and merge.fit is None:
-        what = f"{merge.method} needs unlabelled inputs, but the recipe has none"
+    problems += merge_problems(experts, method, device=recipe.device)
+    fitted = find_method(method).fitted
+    if fitted and fit is None:
+        what = f"{method} needs unlabelled inputs, but the recipe has none"
         problems.append(Problem("fit", what, _FIT, RecipeError))
-    if merge.fit is None:
+    if fit is None:
         return problems
     if not fitted:
         fix = "leave the section out, or use a fitted method such as realign"
-        problems.append(Problem("fit", f"{merge.method} uses no inputs", fix, RecipeError))
-    if merge.vector is not None:
+        problems.append(Problem("fit", f"{method} uses no inputs", fix, RecipeError))
+    if recipe.vector is not None:
         problems.append(Problem("fit", "a 'vector' cannot be fitted", "leave out 'vector' or 'fit'", RecipeError))
     for task in recipe.experts:
-        if task not in merge.fit.data:
+        if task not in fit.data:
             problems.append(Problem("fit", f"there are no inputs of {task!r}", _FIT, RecipeError))
-    return [*problems, *_data_problems(recipe, "fit", merge.fit.data)]
+    return [*problems, *_data_problems(recipe, "fit", fit.data)]
 
 
 def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Iterator[Problem]:
@@ -133,18 +134,6 @@ def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Ite
             yield Problem(where, f"{source} does not exist", fix, CheckpointError)
 
 
-def _names(recipe: Recipe, merge: Merge) -> tuple[str, ...]:
-    return tuple(recipe.experts) if merge.vector is None else ("vector",)
-
-
-@contextmanager
-def _noted(problems: list[Problem], where: str) -> Iterator[None]:
-    try:
-        yield
-    except OrthomergeError as error:
-        problems.append(Problem.of(where, error))
-
-
 def write(recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress = SILENT) -> Path:
     """Write the model folder of a recipe, whole or not at all, and return its path."""
     path = out or recipe.out
@@ -155,7 +144,7 @@ def write(recipe: Recipe, *, out: str | Path | None = None, force: bool = False,
     inputs = [*input_paths(recipe), *(checkpoint.path for checkpoint in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
     state = state_folder(target, "fitting")
-    model = merge(experts, recipe.merge, state=state, progress=progress)
+    model = merge(experts, recipe, state=state, progress=progress)
     if recipe.align is not None:
         model = align(model, experts, recipe.align, seed=recipe.seed, progress=progress)
     write_weights(model, target, recipe, force=force, progress=progress)
@@ -163,27 +152,26 @@ def write(recipe: Recipe, *, out: str | Path | None = None, force: bool = False,
     return target
 
 
-def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress: Progress = SILENT) -> Model:
+def merge(experts: Experts, recipe: Recipe, *, state: Path | None = None, progress: Progress = SILENT) -> Model:
     """Merge or fit; nothing is written but `state`, from which an interrupted fit continues."""
-    method, options = merge.method, dict[str, Any](dtype=merge.dtype, seed=merge.seed)
-    if merge.fit is None:
-        return merge_opened(experts, method, merge.parameters, device=merge.device, vector=merge.vector, **options)
+    method, parameters, section = recipe.method, recipe.parameters, recipe.fit
+    options: dict[str, Any] = {"dtype": recipe.dtype, "seed": recipe.seed}
+    if section is None:
+        return merge_opened(experts, method, parameters, device=recipe.device, vector=recipe.vector, **options)
     from orthomerge.fitting.fit import fit
 
-    options |= {name: value for name, value in vars(merge.fit).items() if name not in ("data", "resume")}
-    state = state if merge.fit.resume else None
-    return fit(experts, method, merge.fit.data, merge.parameters, state=state, progress=progress, **options)
+    options |= {name: value for name, value in vars(section).items() if name not in ("data", "resume")}
+    state = state if section.resume else None
+    return fit(experts, method, section.data, parameters, state=state, progress=progress, **options)
 
 
 def align(model: Model, experts: Experts, section: Align, *, seed: int, progress: Progress) -> Model:
-    """Return the model with its heads aligned according to a section `align`."""
     from orthomerge.alignment import align as alignment  # slow to import, and most merges do not need it
 
     return alignment.align(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
 
 def write_weights(model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress) -> None:
-    """Write a model of a recipe."""
     size, inputs = recipe.max_shard_size, input_paths(recipe)
     write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 

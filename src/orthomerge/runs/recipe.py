@@ -1,7 +1,4 @@
-"""Recipes: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
-
-The file is flat; functions take its parts: `opening` and `merge`, which determine the weights, and the sections.
-"""
+"""Recipes: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML."""
 
 from __future__ import annotations
 
@@ -27,19 +24,6 @@ _MOST_DEPTH = 50  # of nested lists and mappings
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError)
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Options that determine the weights, beside base and experts. `fit`: the inputs of a fitted method."""
-
-    method: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    vector: str | None = None
-    dtype: Dtype = "keep"
-    seed: int = 0
-    device: str = "cpu"
-    fit: Fit | None = None
 
 
 @dataclass(frozen=True)
@@ -94,14 +78,8 @@ class Recipe:
 
     @property
     def opening(self) -> Opening:
-        """Options for opening base and experts."""
         options = {option.name: getattr(self, option.name) for option in fields(Opening)}
         return Opening(**{**options, "experts": self.tasks})
-
-    @property
-    def merge(self) -> Merge:
-        """Options that determine the weights, beside base and experts."""
-        return Merge(**{option.name: getattr(self, option.name) for option in fields(Merge)})
 
     @property
     def diagnosis(self) -> Diagnose:
@@ -112,17 +90,21 @@ class Recipe:
 
     @property
     def data(self) -> list[Any]:
-        """Inputs of all sections."""
         sections = [section for section in (self.fit, self.align, self.evaluate) if section is not None]
         return [source for section in sections for source in section.data.values()]
 
     @property
     def searches_scale(self) -> bool:
-        """Whether the scale is chosen on validation data: `scale: auto`."""
+        """Whether the scale is chosen on validation data."""
         return bool(self.parameters.get("scale") == "auto")
 
     def with_scale(self, scale: float) -> Recipe:
         return replace(self, parameters={**self.parameters, "scale": scale})
+
+    def with_merge(self, method: str, parameters: Mapping[str, Any], *, seed: int, fitted: bool) -> Recipe:
+        """Return the recipe with another merge of the same experts. `fitted`: whether it keeps the section `fit`."""
+        fit = self.fit if fitted else None
+        return replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
 
     def absolute(self) -> Recipe:
         """Return the recipe with absolute paths, for processes with other working directories."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,20 +18,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orthomerge.core.device import fixed_threads
-from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
+from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Progress
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
-from orthomerge.evaluation.scores import RECORDS
-from orthomerge.files.folders import RUN, claim, drop
-from orthomerge.files.publish import check_target
-from orthomerge.models.manifest import read_manifest
-from orthomerge.models.writing import versions
+from orthomerge.evaluation.scores import DERIVED, RECORDS, drop_stale
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import LOCAL, RUN, claim, drop, names_in
+from orthomerge.files.publish import check_target, publish
+from orthomerge.files.raw_file import RawFile
+from orthomerge.files.replacing import remove_file, replace_file
+from orthomerge.models.manifest import README, local_places, read_local, read_manifest
+from orthomerge.models.writing import link_folder, versions
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, Engine, On, drive, engine_of
 from orthomerge.runs.models import check_recipe, input_paths
-from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.steps import PAGE, model_places, run_artifacts
+from orthomerge.runs.steps import PAGE, model_places, place_scores, run_artifacts
 from orthomerge.runs.sweep import MERGES, Swept, check_space, results_of, sweep_artifacts, swept_of
 from orthomerge.runs.variants import check_sweep
 from orthomerge.runs.work import MODEL, STORE, Work
@@ -49,7 +51,6 @@ class Ran:
     swept: Swept | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain data."""
         stages = {
             name: {"state": state, "seconds": round(self.seconds[name], 3)} for name, state in self.stages.items()
         }
@@ -104,10 +105,8 @@ def _check_folder(run: Path, *, force: bool) -> None:
     try:
         is_empty = not run.is_dir() or all(path.name == RUN for path in run.iterdir())
         if not is_empty and not (run / STORE).is_dir() and not force:
-            raise OutputError(
-                f"{run} is not empty and was not made by `orthomerge run` (it has no {STORE}); give another --out, or "
-                "--force to write into it"
-            )
+            why = f"was not made by `orthomerge run` (it has no {STORE})"
+            raise OutputError(f"{run} is not empty and {why}; give another --out, or --force to write into it")
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write the run to {run}: {error.strerror}; give another --out") from error
@@ -176,15 +175,15 @@ class _Run:
         """Return whether a model may replace its target: with `force`, or if the target is a model of this run."""
         store = self.work.store
         models = (store.content(entry.key) / MODEL for entry in store.entries())
-        return self.force or self.work.run in target.parents or any(is_same_model(model, target) for model in models)
+        return self.force or self.work.run in target.parents or any(_is_same_model(model, target) for model in models)
 
     def _publish(self, done: Done) -> None:
         artifact, content = done.artifact, self.work.store.content(done.artifact.key)
         if artifact.model is not None and (content / MODEL).is_dir():  # a merge of a sweep may have failed
             force, inputs = self._may_replace(artifact.model), input_paths(self.work.recipe)
-            place_model(content / MODEL, artifact.model, force=force, inputs=inputs)
+            _place_model(content / MODEL, artifact.model, force=force, inputs=inputs)
         if artifact.files:
-            place_files(content, self.work.run)
+            _place_files(content, self.work.run)
         if artifact.name == "evaluate":
             title = self.work.model(artifact.needs[-1]).title
             place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
@@ -206,7 +205,7 @@ class _Run:
             if (before.recipe, before.seconds, before.manifests) == (self.work.text, seconds, manifests):
                 return
         claim(self.work.run, [INFO])
-        info = RunInfo(
+        facts = RunInfo(
             command=self.command,
             recipe=self.work.text,
             started=f"{self.started:%Y-%m-%dT%H:%M:%SZ}",
@@ -216,14 +215,14 @@ class _Run:
             versions={"orthomerge": VERSION, **versions(), "transformers": version("transformers")},
             manifests=manifests,
         )
-        write_info(path, info)
+        write_info(path, facts)
 
     def _remove_others(self, artifacts: Sequence[Artifact]) -> None:
-        """Remove results that the recipe no longer asks for from the store, and their files from the run folder."""
+        """Remove results that the recipe no longer asks for, and their files from the run folder."""
         store, keys = self.work.store, {artifact.key for artifact in artifacts}
-        kept = {name for artifact in artifacts if artifact.files for name in own_names(store.content(artifact.key))}
+        kept = {name for artifact in artifacts if artifact.files for name in _own_names(store.content(artifact.key))}
         for entry in [entry for entry in store.entries() if entry.key not in keys]:
-            drop(self.work.run, own_names(store.content(entry.key)) - kept)
+            drop(self.work.run, _own_names(store.content(entry.key)) - kept)
             store.remove(entry)
 
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
@@ -248,3 +247,48 @@ def _machine() -> str:
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     system = f"{platform.system()} {platform.release()}"
     return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}{gpu}"
+
+
+def _place_model(content: Path, target: Path, *, force: bool, inputs: Iterable[Path]) -> None:
+    """Link a model of the store to `target`. `force`: replace a model that is there."""
+    if _is_same_model(content, target):
+        return
+    with publish(target, force=force, inputs=inputs) as folder:
+        link_folder(content, folder, without={LOCAL})
+        write_json(folder / LOCAL, local_places(read_local(content), target))
+
+
+def _is_same_model(content: Path, target: Path) -> bool:
+    """Return whether a folder holds a model of the store; the cards may differ."""
+    try:
+        published, stored = ({**read_manifest(folder)["files"], README: None} for folder in (target, content))
+        names = stored.keys() - {README}
+        return published == stored and all(_is_same(content / name, target / name) for name in names)
+    except (OSError, CheckpointError):
+        return False
+
+
+def _place_files(content: Path, run: Path) -> None:
+    """Copy files of the store into the run folder: predictions, then records, then files derived from them."""
+    names = sorted(_own_names(content), key=lambda name: (name in DERIVED, name == RECORDS, name))
+    claim(run, names)
+    if not all(_is_same(content / name, run / name) for name in names):
+        for name in set(DERIVED) & set(names):
+            remove_file(run / name)
+        for name in names:
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(run / name, (content / name).read_bytes())
+    if RECORDS in names:
+        drop_stale(run, read_records(content / RECORDS))
+
+
+def _own_names(content: Path) -> set[str]:
+    """Return the names that the files of a result have in the run folder."""
+    return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other) or RawFile(one).digest() == RawFile(other).digest()
+    except (OSError, OrthomergeError):
+        return False

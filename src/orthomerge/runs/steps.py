@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from orthomerge.evaluation.evaluate import Subject, score
-from orthomerge.evaluation.records import read_records
+from orthomerge.core.version import VERSION
+from orthomerge.evaluation.evaluate import Subject, references_of, score
+from orthomerge.evaluation.records import Record, read_records
 from orthomerge.evaluation.scale import scale_curve
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.writing import plain, rewrite_card
 from orthomerge.runs.driver import Artifact
 from orthomerge.runs.models import align, merge, write_weights
 from orthomerge.runs.sections import Align, protocols_of
@@ -25,7 +29,7 @@ PAGE = "report.html"
 def run_artifacts(work: Work) -> Iterator[Artifact]:
     """Yield every artifact of a recipe without a sweep, in order."""
     recipe, places = work.recipe, model_places(work)
-    merged = merge_key(recipe, recipe.merge, work.experts)
+    merged = merge_key(recipe, work.experts_key)
     models = [merged]
     yield Artifact(merged, "merge", make_merge, options={"key": merged}, model=places[0])
     if recipe.align is not None:
@@ -59,13 +63,12 @@ def page_artifact(work: Work, needs: Sequence[str]) -> Iterator[Artifact]:
 def make_merge(place: Path, work: Work, *, key: str) -> None:
     """Merge or fit; an interrupted fit continues from its state beside the entry."""
     recipe, state = work.recipe, state_folder(work.store.content(key).parent, "fitting")
-    model = merge(work.experts, recipe.merge, state=state, progress=work.progress)
+    model = merge(work.experts, recipe, state=state, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
     clear_state(state)
 
 
 def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> None:
-    """Align the heads of the merge."""
     recipe = work.recipe
     model = align(work.model(merged), work.experts, section, seed=recipe.seed, progress=work.progress)
     write_weights(model, place / MODEL, recipe, progress=work.progress)
@@ -73,13 +76,9 @@ def make_aligned(place: Path, work: Work, merged: str, *, section: Align) -> Non
 
 def make_records(place: Path, work: Work, *models: str) -> None:
     """Score models, base and experts; protocols that need the expert score only base and merge."""
-    section, encoded, experts = work.section, work.encoded, work.experts
-    subjects = []
-    if section.references and experts.has_base:
-        subjects.append(Subject("base", dict.fromkeys(encoded.tasks, experts.base.with_heads(experts.heads))))
-    if section.references:
-        subjects.append(Subject("expert", encoded.teachers))
-    subjects += [Subject.of(work.model(key), encoded.tasks) for key in models]
+    section, encoded = work.section, work.encoded
+    references = references_of(work.experts, encoded.tasks).values() if section.references else ()
+    subjects = [*references, *(Subject.of(work.model(key), encoded.tasks) for key in models)]
     unaligned = ("base", work.recipe.method)
     protocols = [
         replace(protocol, models=unaligned) if "expert" in protocol.needs else protocol
@@ -118,3 +117,26 @@ def make_page(place: Path, work: Work, *_: str) -> None:
 
     if (work.run / RECORDS).stat().st_size:
         report(work.run, place / PAGE, title=work.title, progress=work.progress)
+
+
+def place_scores(out: Path, title: str, records: Sequence[Record]) -> None:
+    """Write the scores of the model called `title` on its card."""
+    evaluation = evaluation_of(title, records)
+    if read_manifest(out).get("evaluation") != plain(evaluation):
+        rewrite_card(out, evaluation)
+
+
+def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the block `evaluation` of a manifest: scores by `current` beside base and experts; None without scores."""
+    current = [record for record in records if record.protocol == "current" and record.aligner is None]
+    scores = [record for record in current if record.method == title]
+    if not scores:
+        return None
+    tasks: dict[str, dict[str, Any]] = {
+        record.task: {name: getattr(record, name) for name in ("value", "low", "high", "examples")} for record in scores
+    }
+    for record in current:
+        if record.method in ("expert", "base") and record.task in tasks:
+            tasks[record.task][record.method] = record.value
+    shared = {name: getattr(scores[0], name) for name in ("metric", "split", "access")}
+    return {"orthomerge": VERSION, **shared, "tasks": tasks}

@@ -1,11 +1,9 @@
 """Store of results: a folder per key, renamed into place when complete, trusted only with a seal of this machine.
 
-STORE/KEY/content/     the result
-STORE/KEY/entry.json   name, seconds, memory, the hash of every file, and a seal over all of it
-
-The seal is an HMAC with a secret that is kept in orthomerge's cache and never in the store. An entry that was changed,
-linked or written by someone else has no valid seal or other hashes; it is ignored and made again. A lease beside the
-entry keeps two commands from making it at the same time, and expires when its holder was killed.
+An entry is the folder KEY/content and KEY/entry.json: name, seconds, memory, the hash of every file, and a seal over
+all of it, an HMAC with a secret that is kept in orthomerge's cache. An entry that was changed, linked or written by
+someone else has no valid seal or other hashes; it is ignored and made again. A lease beside the entry keeps two
+commands from making it at the same time, and expires when its holder was killed.
 """
 
 from __future__ import annotations
@@ -57,14 +55,11 @@ class Entry:
 
 
 class Store:
-    """Store of results in one folder."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified = dict[str, Entry]()
 
     def content(self, key: str) -> Path:
-        """Return the folder of an entry's content, which may not exist yet."""
         return self.root / key / _CONTENT
 
     def get(self, key: str) -> Entry | None:

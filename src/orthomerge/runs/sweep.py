@@ -15,7 +15,7 @@ from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.comparisons import Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate
+from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate, references_of
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
 from orthomerge.evaluation.scores import Scores, put_predictions, read_predictions
@@ -63,7 +63,6 @@ class Swept:
     found: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return counts, best rows and failures as plain data."""
         return {
             "cells": self.cells,
             "models": {"done": self.done, "found": self.found},
@@ -76,11 +75,12 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     """Yield every artifact of a recipe with a sweep, in order."""
     recipe, (sweep, section) = work.recipe, sweep_of(work.recipe)
     splits, scores = splits_of(sweep, section.support, work.encoded.tasks), list[str]()
+    content = section_content(section)
     for name, variant in _models(recipe).items():
         keep = sweep.keep and name not in REFERENCES
-        merged = merge_key(recipe, variant.merge(recipe), work.experts)
+        merged = merge_key(variant.recipe(recipe), work.experts_key)
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
-        scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
+        scores.append(key_of("scores", merged, asdict(variant), content, protocols, splits, keep))
         options = {"variant": variant, "splits": splits, "keep": keep}
         yield Artifact(scores[-1], name, make_scores, (), options, work.run / MERGES / name if keep else None)
     tables = key_of("sweep", scores, section.against, section.margin, work.title)
@@ -140,8 +140,9 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
     if variant.name == "expert":
         protocols = [protocol for protocol in protocols if "expert" not in protocol.needs]
     cells = [Failure(variant.name, protocol.way(variant.seen), "") for protocol in protocols]
-    records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
-    subject, encoded = Subject(variant.name, {}), _encoded_by_split(work.encoded, splits)
+    records: dict[str, list[Record]] = {"test": [], "val": []}
+    failures, facts, subject = list[Failure](), dict[str, Any](), Subject(variant.name, {})
+    encoded = {split: work.encoded if split == "test" else _on_validation(work.encoded) for split in splits}
     with _recording(failures, *cells):
         subject = _subject(work, variant, place if keep else None)
     scored = zip(protocols, cells, strict=True)
@@ -172,12 +173,10 @@ def _recording(failures: list[Failure], *cells: Failure) -> Iterator[None]:
 def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
     """Return the subject to score, with its weights computed. `kept`: a folder to write the model to."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
-    if variant.name == "expert":
-        return Subject("expert", work.encoded.teachers)
-    if variant.name == "base":
-        return Subject("base", dict.fromkeys(tasks, experts.base.with_heads(experts.heads)))
+    if variant.name in REFERENCES:
+        return references_of(experts, tasks)[variant.name]
     work.progress.stage("merging", None)
-    model = merge(experts, variant.merge(recipe), progress=work.progress)
+    model = merge(experts, variant.recipe(recipe), progress=work.progress)
     if kept is not None:
         write_weights(model, kept / MODEL, recipe, progress=work.progress)
         model = replace(read_model(kept / MODEL), origin=model.origin)  # not computed again
@@ -202,14 +201,13 @@ def _facts(model: Model) -> dict[str, Any]:
     return {**facts, "inputs": record_of(model)["inputs"], "heads": heads, "family": model.family.name}
 
 
-def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
-    if "val" not in splits:
-        return {"test": encoded}
-    val = {}
-    for name, task in encoded.tasks.items():  # replaces the test split, which is then out of reach
-        others = {split: part for split, part in task.splits.items() if split not in ("val", "test")}
-        val[name] = replace(task, splits={**others, "test": replace(task["val"], split="test")})
-    return {"test": encoded, "val": replace(encoded, tasks=val)}
+def _on_validation(encoded: EncodedTasks) -> EncodedTasks:
+    """Put the val splits in the place of the test splits, which are then out of reach."""
+    tasks = {
+        name: replace(task, splits={**task.splits, "test": replace(task["val"], split="test")})
+        for name, task in encoded.tasks.items()
+    }
+    return replace(encoded, tasks=tasks)
 
 
 def make_tables(place: Path, work: Work, *scores: str) -> None:

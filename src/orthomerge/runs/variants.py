@@ -19,7 +19,7 @@ from orthomerge.evaluation.records import Way
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.models import check_recipe
-from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod, protocols_of
 
 REFERENCES = ("expert", "base")
@@ -49,11 +49,10 @@ class Variant:
     def fitted(self) -> bool:
         return self.seen != "data-free"
 
-    def merge(self, recipe: Recipe) -> Merge:
-        """Return the options that determine its weights."""
-        merge, seed = recipe.merge, recipe.seed + (self.first if self.seeds == 1 else 0)
-        fit = merge.fit if self.fitted else None
-        return replace(merge, method=self.method, parameters=dict(self.parameters), seed=seed, fit=fit)
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the recipe of this merge alone."""
+        seed = recipe.seed + (self.first if self.seeds == 1 else 0)
+        return recipe.with_merge(self.method, self.parameters, seed=seed, fitted=self.fitted)
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
     names = [variant.name for variant in variants] + list(REFERENCES)
     if evaluate.against is not None and evaluate.against not in names:
         raise RecipeError(f"there is no {evaluate.against!r} to compare with; {nearest(evaluate.against, names)}")
-    return cells, check_recipe(recipe, merges=[variant.merge(recipe) for variant in variants])
+    return cells, check_recipe(recipe, merges=[variant.recipe(recipe) for variant in variants])
 
 
 def _short(value: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from orthomerge.models.manifest import README
 from orthomerge.models.model import Model
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
-from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Align, Evaluate, Fit, Report
-from orthomerge.runs.store import Store
+from orthomerge.runs.store import Entry, Store
 
 STORE = ".store"
 MODEL = "model"  # folder of the model in a result
@@ -72,6 +72,14 @@ class Work:
     def experts(self) -> Experts:
         return self.opened or Experts(self.recipe.opening).check()
 
+    @cached_property
+    def experts_key(self) -> str:
+        """Hash of base and experts, and of the options of opening them."""
+        digests = {task: _checkpoint_digest(opened) for task, opened in self.experts.checkpoints().items()}
+        base = digests[""] if self.experts.has_base else None
+        experts = [(task, {**asdict(expert), "path": digests[task]}) for task, expert in self.recipe.tasks.items()]
+        return key_of({**vars(self.recipe.opening), "base": base, "experts": experts})
+
     @property
     def section(self) -> Evaluate:
         """Section `evaluate`, or an error if the recipe has none."""
@@ -88,11 +96,15 @@ class Work:
         how = Encoding(device=self.section.device, batch=self.section.batch)
         return EncodedTasks(tasks, teachers, how, self.progress)
 
-    def folder(self, key: str) -> Path:
-        """Return the folder of a result, which must be in the store."""
-        if self.store.get(key) is None:
+    def entry(self, key: str) -> Entry:
+        """Return a result, which must be in the store."""
+        entry = self.store.get(key)
+        if entry is None:
             raise OutputError(f"{self.store.content(key)} is missing or was changed; run the same command again")
-        return self.store.content(key)
+        return entry
+
+    def folder(self, key: str) -> Path:
+        return self.store.content(self.entry(key).key)
 
     def model(self, key: str) -> Model:
         """Return the model of a result with its experts; it is read once per process."""
@@ -108,11 +120,10 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def merge_key(recipe: Recipe, merge: Merge, experts: Experts) -> str:
-    """Return the key of a merge or fit of a recipe's experts."""
-    options = {name: value for name, value in vars(merge).items() if name != "device"}
-    fit = None if merge.fit is None else section_content(merge.fit)
-    return key_of({**options, "fit": fit}, _experts_content(recipe, experts), recipe.max_shard_size)
+def merge_key(recipe: Recipe, experts_key: str) -> str:
+    """Return the key of the merge or fit of a recipe, without alignment."""
+    options = [getattr(recipe, name) for name in ("method", "parameters", "vector", "dtype", "seed", "max_shard_size")]
+    return key_of(options, None if recipe.fit is None else section_content(recipe.fit), experts_key)
 
 
 def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
@@ -131,37 +142,16 @@ def source_digest(source: str | Task) -> str:
         return key_of(source.labels, labels, {split: part.digest() for split, part in parts})
     path = Path(source).expanduser()
     if path.is_file():
-        return _file_digest(path)
+        return RawFile(path).digest()
     if not path.is_dir():
         return source
-    return key_of([(name, _file_digest(path / name)) for name in sorted(names_in(path)) if (path / name).is_file()])
-
-
-def _file_digest(path: Path) -> str:
-    status = path.stat()
-    return _digest(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
-@lru_cache(maxsize=1 << 16)
-def _digest(path: Path, *stamp: int) -> str:
-    """Hash a file once per `stamp`, which differs after any write, since no program can set the time of a change."""
-    return RawFile(path).digest()
-
-
-def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
-    checkpoints = experts.checkpoints()
-    opening = {name: value for name, value in vars(recipe.opening).items() if name not in ("experts", "base")}
-    base = None if recipe.base is None else _checkpoint_digest(checkpoints[""])
-    opened = [
-        (task, {**asdict(expert), "path": _checkpoint_digest(checkpoints[task])})
-        for task, expert in recipe.tasks.items()
-    ]
-    return [opening, base, opened]
+    files = [name for name in sorted(names_in(path)) if (path / name).is_file()]
+    return key_of([(name, RawFile(path / name).digest()) for name in files])
 
 
 def _checkpoint_digest(opened: Checkpoint | Adapter) -> str:
     """Hash a model, adapter or file of weights with the documents beside it."""
     path = opened.path
     beside = [path / name for name in _DOCUMENTS if path.is_dir() and (path / name).is_file()]
-    files = [*(file.path for file in opened.files), *beside]
-    return key_of(path.name, opened.revision, [(file.name, _file_digest(file)) for file in files])
+    weights = [(file.path.name, file.digest()) for file in opened.files]
+    return key_of(path.name, opened.revision, weights, [(file.name, RawFile(file).digest()) for file in beside])

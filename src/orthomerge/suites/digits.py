@@ -50,7 +50,6 @@ def build(*, name: str, folder: Path, data: Path | None, base: str | None, devic
 
 
 def digit_tasks() -> dict[str, Task]:
-    """Return the seven tasks."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

