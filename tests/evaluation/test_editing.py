@@ -9,8 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import Toy
-from tests.evaluation.making import encoded, without_labels
+from tests.analysis.making import Toy, encoded, without_labels
 
 from orthomerge.api.analogy import analogy
 from orthomerge.api.merge import merge

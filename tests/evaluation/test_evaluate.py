@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import COUNTS, PROCESSOR, Toy
-from tests.evaluation.making import (
+from tests.analysis.making import (
     CHEAP,
+    COUNTS,
     CURRENT,
+    PROCESSOR,
     PROTOCOLS,
+    Toy,
     average,
     encoded,
     experts,
@@ -175,7 +177,7 @@ def test_what_cannot_be_scored(toy: Toy) -> None:
         ("2 shots per class need labelled inputs; give", one, [replace(aligned, shots=2)], {"tasks": train}),
         ("'knn' needs labels", one, [replace(knn, shots=0.5)], {"tasks": train}),
         ("2 models are called 'average'", [*one, *one], [CURRENT], {}),
-        (r"task 'wher', but there is no data for it; did you mean 'where'\?", [strange], [CURRENT], {}),
+        (r"there is no data for 'wher'; did you mean 'where'\?", [strange], [CURRENT], {}),
         ("class 0 has 15 examples, fewer than 40 shots", one, [replace(knn, shots=40)], {}),
     ]
     for message, subjects, protocols, more in cases:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.aligner_table import aligner_sheets
-from tests.analysis.making import Toy
-from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, experts, total, with_wrong_labels
+from tests.analysis.making import CURRENT, PROTOCOLS, Toy, average, encoded, experts, total, with_wrong_labels
 
 from orthomerge.alignment.align import align
 from orthomerge.api.evaluate import evaluate

@@ -39,7 +39,6 @@ from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, Linear, head_kind, logits_of
 
 FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")
-_ALIGNERS = {"rigid": "orthogonal"}
 _SHIFTED = ("rigid", "affine")
 _WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
 
@@ -60,7 +59,7 @@ def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
     problems = {biased: _problem(H, T, task, biased=biased) for biased in (False, True)}
     maps: dict[str, Map] = {"none": torch.Tensor.double}
     for family in FAMILIES[1:]:
-        aligner: Any = make_aligner(_ALIGNERS.get(family, family))
+        aligner: Any = make_aligner("orthogonal" if family == "rigid" else family)
         maps[family] = first_map(aligner.align(problems[family in _SHIFTED]).classifier)
     return maps
 

@@ -96,13 +96,13 @@ def layer_figures(
     # Encode the model first, so that a lazy merge is computed once.
     heads = {task: head_of(model.head(task)) for task in tasks}
     merged_states = {task: states(model, task) for task in tasks}
-    merged = {name: features(model, head) for name, head in _readers(model, heads).items()}
+    merged_features = {name: features(model, head) for name, head in _readers(model, heads).items()}
     by_layer, encoders = {}, {}
     for task, expert in experts.items():
-        pairs = {name: (merged_states[task].get(name), state) for name, state in states(expert, task).items()}
-        by_layer[task] = {name: linear_cka(one, other) for name, (one, other) in pairs.items() if one is not None}
+        own, merged = states(expert, task), merged_states[task]
+        by_layer[task] = {name: linear_cka(merged[name], state) for name, state in own.items() if name in merged}
         encoders[task] = features(expert, head_of(expert.head(task)))
-    encoders |= merged
+    encoders |= merged_features
     poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values()))
     layers = tuple(next(iter(by_layer.values())))
     return (

@@ -231,9 +231,8 @@ def _scale(case: Case) -> Finding | None:
         return None
     best = max(scales, key=lambda scale: (scales[scale], -scale))
     text = f"Of the scales tried on validation inputs {best:g} is the best ({scales[best]:.1f} in the mean)"
-    near = [scale for scale in scales if current is not None and math.isclose(scale, current, abs_tol=1e-9)]
-    if near and scales[near[0]] < scales[best]:
-        text += f"; at {current:g}, as merged, it is {scales[near[0]]:.1f}"
+    if current is not None and scales.get(current, math.inf) < scales[best]:
+        text += f"; at {current:g}, as merged, it is {scales[current]:.1f}"
     if best in (min(scales), max(scales)) and len(scales) > 1:
         text += "; it lies at the end of what was tried"
     return Finding("Scale", f"{text}.", {f"at {scale:g}": score for scale, score in scales.items()})

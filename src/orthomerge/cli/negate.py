@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    "negate toxic --base base --target toxic --data texts --out kinder",
+    "negate toxic tone --base base --target toxic --data texts -o kinder",
     usage=("negate EXPERT... --base BASE --target TASK --data FOLDER [OPTIONS]",),
 )
 def negate(
@@ -38,7 +38,7 @@ def negate(
     from orthomerge.data.reading import sources_of
 
     request, experts, options = edit.open(progress)
-    sources = sources_of(columns.of(data), experts.tasks)
+    sources = sources_of(columns.of(data), [*dict.fromkeys((target, *control, *experts.tasks))])
     result = om.negate(experts, target, sources, controls=control or None, heads=heads, keep=keep, **options)
     searches = {"negated": result.search, "random": result.random}
     documents = {name: {**asdict(search), "kept": search.kept} for name, search in searches.items()}

@@ -256,13 +256,11 @@ def read_local(folder: Path) -> dict[str, Any]:
     except CheckpointError as error:
         message = f"{path} is damaged; remove it, and give --base and --expert if they are asked for"
         raise CheckpointError(message) from error
-    places = {role: _current_path(place, folder) for role, place in document["places"].items()}
+    places = {}
+    for role, place in document["places"].items():
+        paths = [os.path.abspath(folder / place[kind]) for kind in ("absolute", "relative") if kind in place]
+        places[role] = next((path for path in paths if Path(path).exists()), paths[0])
     return {"places": places, "inputs": document["inputs"]}
-
-
-def _current_path(place: Mapping[str, str], folder: Path) -> str:
-    paths = [os.path.abspath(folder / place[kind]) for kind in ("absolute", "relative") if kind in place]
-    return next((path for path in paths if Path(path).exists()), paths[0])
 
 
 def short_hashes(examples: Examples) -> tuple[str, ...]:
