@@ -83,7 +83,10 @@ def _right(
         )
     if top == 0 or not X.any():
         return X.new_zeros(0), X.new_zeros(0, k)
-    s, Vh = from_gram(X, top=top, floor=floor) or _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
+    factors = from_gram(X, top=top, floor=floor)
+    if factors is None:
+        factors = _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
+    s, Vh = factors
     rank = int((s > max(ROUNDING * float(s[0]), floor)).sum())
     s, Vh = s[:rank][:top], Vh[:rank][:top]
     largest = Vh.abs().argmax(1, keepdim=True)
