@@ -168,19 +168,28 @@ def test_a_disk_that_is_full_or_read_only_for_real(experts: Path, tmp_path: Path
     assert f"cannot write to {tmp_path}: Read-only file system" in readonly
 
 
+@pytest.mark.parametrize("often", [False, True])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_memory_that_runs_out(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, often: bool
 ) -> None:
-    """It is an error with advice, and nothing is left."""
+    """Smaller blocks are tried once, and give the same bytes; then it is an error, and nothing is left."""
+    expected = contents(write(recipe, out=tmp_path / "expected"))
+    original, calls = TaskArithmetic.merge, list[bool]()
 
     def merge(self: TaskArithmetic, base: torch.Tensor, deltas: torch.Tensor, **more: Any) -> torch.Tensor:
-        raise error
+        calls.append(often)
+        if often or len(calls) == 1:
+            raise error
+        return original(self, base, deltas, **more)
 
     monkeypatch.setattr(TaskArithmetic, "merge", merge)
+    if not often:
+        assert contents(write(recipe, out=tmp_path / "out")) == expected
+        return
     with pytest.raises(OrthomergeError, match="ran out of memory with a merge of 2 experts; close other programs"):
         write(recipe, out=tmp_path / "out")
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["expected"]
 
 
 SOAK = """

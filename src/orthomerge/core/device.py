@@ -39,15 +39,19 @@ def device_of(name: str) -> torch.device:
 @contextmanager
 def enough_memory(work: str, advice: str) -> Iterator[None]:
     """Replace errors for exhausted memory by one that names the work and gives advice."""
-    import torch
-
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch has no class of its own for memory that runs out on a CPU.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if is_exhausted(error):
             raise OrthomergeError(f"the device ran out of memory with {work}; {advice}") from error
         raise
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether memory ran out, for which torch has no class of its own on a CPU."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int:

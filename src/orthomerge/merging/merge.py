@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.device import device_of, enough_memory, fixed_threads
+from orthomerge.core.device import device_of, enough_memory, fixed_threads, is_exhausted
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
@@ -17,7 +17,7 @@ from orthomerge.merging.checks import check_origin, check_tied
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import known_method, make_method, methods, name_of, options_of
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
-from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors, evaluate
+from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors, evaluate
 from orthomerge.models.experts import Experts
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Origin
@@ -28,6 +28,7 @@ from orthomerge.models.writing import plain
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _LARGER = 32  # factor of the memory for blocks on a device, which are whole matrices
+_SHARES = (1, 8)  # divisors of the block size: the second after memory ran out
 
 
 def merge_opened(
@@ -180,11 +181,31 @@ class MergedTensors:
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Stream the merged encoder. If memory runs out, go on in smaller tiles, which give the same bits."""
         work = f"a merge of {len(self.experts.tasks)} experts"
         advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
-        memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
-        blocks = merge_blocks(self.vectors, self.prepared, self._cast, memory=memory)
-        with enough_memory(work, advice), closing(blocks) as merged:
+        sent = 0  # elements that were yielded
+        with enough_memory(work, advice):
+            for share in _SHARES:
+                position = 0
+                try:
+                    for key, block in self._attempt(share):
+                        fresh = block[max(sent - position, 0) :]
+                        position += len(block)
+                        if len(fresh) or not len(block):
+                            yield key, fresh
+                            sent = max(sent, position)
+                except (MemoryError, RuntimeError) as error:
+                    if share == _SHARES[-1] or not is_exhausted(error):
+                        raise
+                else:
+                    return
+
+    def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
+        vectors = replace(self.vectors, tile=max(TILE // share, 1))
+        memory = MEMORY // share * (1 if vectors.device is None else _LARGER)
+        workers = None if share == 1 else 1
+        with closing(merge_blocks(vectors, self.prepared, self._cast, workers=workers, memory=memory)) as merged:
             for key, spec in self.specs.items():
                 if key in self.experts.parts.copied:
                     yield key, copied_tensor(self.experts, key, spec)
