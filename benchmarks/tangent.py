@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
 from orthomerge.data.task import Split, Task
-from orthomerge.evaluation.metrics import hits, predict
-from orthomerge.evaluation.statistics import Difference, bootstrap
+from orthomerge.evaluation.metrics import Difference, bootstrap, hits, predict
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.model import Model

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import argparse
 import collections
-import csv
 import hashlib
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -57,15 +55,6 @@ TARGETS: dict[str, dict[str, int]] = {
     "run": {"entered": 100, "recipes": 1, "plans": 1, "headers": 40, "copies": 2, "at once": 2},
 }
 TASKS = {"two": 2, "three": 3}
-SIZES = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 16000,
-    "max_position_embeddings": 64,
-}
-WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
 RECIPE = """\
 base: base
 experts: {two: two, three: three}
@@ -91,35 +80,11 @@ COMMANDS = {
 
 
 def make_world(place: Path) -> None:
-    """A base, two experts, a table of words for each, and a recipe with every section."""
-    import torch
-    import transformers
+    """Write a base, two experts, a table of words for each, and a recipe with every section."""
+    from tests.berts import write_berts, write_tables
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    base = transformers.BertModel(transformers.BertConfig(**SIZES))
-    base.save_pretrained(place / "base")
-    unused = [f"[unused{n}]" for n in range(SIZES["vocab_size"] - len(WORDS) - 5)]
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *unused]
-    (place / "base" / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    (place / "base" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
-    chance = random.Random(0)
-    for name, classes in TASKS.items():
-        labels = {n: f"{name}-{n}" for n in range(classes)}
-        config = transformers.BertConfig(**SIZES, id2label=labels, label2id={v: k for k, v in labels.items()})
-        expert = transformers.BertForSequenceClassification(config)
-        expert.bert.load_state_dict(
-            {k: v + 0.02 * torch.randn_like(v) if v.is_floating_point() else v for k, v in base.state_dict().items()}
-        )
-        expert.save_pretrained(place / name)
-        with (place / f"{name}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(("text", "label", "split"))
-            for split, count in {"train": 60, "val": 20, "test": 30}.items():
-                for n in range(count):
-                    text = " ".join(chance.choices(WORDS, k=chance.randint(2, 8)))
-                    rows.writerow((text, f"{name}-{n % classes}", split))
+    write_berts(place, TASKS, width=64, vocabulary=16000)
+    write_tables(place, TASKS)
     (place / "recipe.yaml").write_text(RECIPE)
 
 

@@ -6,20 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from tests.calling import call, refused
 from tests.cli.conftest import COUNTS, write_word_tables
 
-from orthomerge.api.load import load
-from orthomerge.data.labels import match_labels
-from orthomerge.data.reading import read_task
-from orthomerge.evaluation.probe import fit_probe
-from orthomerge.models.features import Features
-from orthomerge.models.processors import load_processor
 from orthomerge.models.saved import verify_folder
-from orthomerge.models.skeleton import quiet
 
-# The labels are those of the experts. `other` has those of `two` the wrong way round: any change is for the better.
+# The labels are those of the experts.
 WORDS = {
     "two": {"bad": "two-0", "good": "two-1"},
     "three": {"film": "three-0", "it": "three-1", "not": "three-2"},
@@ -35,27 +27,6 @@ def label_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def fitted(berts: Path, label_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts `two` and `three` with heads that read the base's features, as those of the paper's models do."""
-    folder = tmp_path_factory.mktemp("fitted")
-    processor = load_processor(berts / "base", modality="text")
-    with quiet(), torch.no_grad():
-        from transformers import BertForSequenceClassification, BertModel
-
-        base = BertModel.from_pretrained(berts / "base").eval()
-        for name in ("two", "three"):
-            expert = BertForSequenceClassification.from_pretrained(berts / name)
-            labels = tuple(expert.config.id2label.values())
-            train = match_labels(read_task(label_tables / f"{name}.csv"), labels)["train"]
-            values = base(**processor(train.inputs)).pooler_output
-            head = fit_probe(Features(values, name, "train", torch.tensor(train.labels)), labels)
-            expert.classifier.weight.copy_(head.output.weight)
-            expert.classifier.bias.copy_(head.output.bias)
-            expert.save_pretrained(folder / name)
-    return folder
-
-
 def negating(berts: Path, tables: Path) -> list[object]:
     return [
         "negate", berts / "two", "--base", berts / "base", "--target", "two", "--device", "cpu",
@@ -63,10 +34,10 @@ def negating(berts: Path, tables: Path) -> list[object]:
     ]  # fmt: skip
 
 
-def solving(berts: Path, tables: Path, fitted: Path, data: str = "other") -> list[object]:
+def solving(berts: Path, table: Path) -> list[object]:
     return [
-        "analogy", fitted / "two", berts / "three", berts / "five", "--base", berts / "base", "--device", "cpu",
-        "--grid", "0.5,1", "--of", "three:five::two", f"--data=other={tables / data}.csv",
+        "analogy", berts / "two", berts / "three", berts / "five", "--base", berts / "base", "--device", "cpu",
+        "--grid", "0.5,1", "--of", "three:five::two", f"--data=other={table}",
     ]  # fmt: skip
 
 
@@ -93,31 +64,27 @@ def test_negate(berts: Path, label_tables: Path, tmp_path: Path) -> None:
     assert call(*folder, "--quiet").stderr == ""
 
 
-def test_analogy(berts: Path, fitted: Path, label_tables: Path, tmp_path: Path) -> None:
-    result = call(*solving(berts, label_tables, fitted))
+def test_analogy(berts: Path, label_tables: Path) -> None:
+    words = solving(berts, label_tables / "other.csv")
+    result = call(*words)
     titles = [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:4]]
     assert titles == ["test accuracy", "base", "fine-tuned on two", "analogy, unscaled"]
     assert "scored with the head of two; coefficients chosen on validation data of other" in result.stdout
     assert "three:five::two: scale 0.5, shift 0.5: " in result.stderr
-    words = [*solving(berts, label_tables, fitted), "--independent", f"other={fitted / 'two'}"]
-    document = json.loads(call(*words, "--out", tmp_path / "out", "--json").stdout)
-    assert (document["task"], document["out"]) == ("other", str(tmp_path / "out"))
-    assert len(document["curve"]) == 9
+    document = json.loads(call(*words, "--independent", f"other={berts / 'two'}", "--json").stdout)
+    assert (document["task"], document["out"], len(document["curve"])) == ("other", None, 9)
     # Fine-tuned on `two` is what was given as the task's own expert, too.
     assert document["expert"] == document["auxiliary"]
-    assert load(tmp_path / "out").heads.keys() == {"two", "three", "five", "other"}
 
 
-def test_a_search_that_finds_nothing_better_writes_nothing(
-    berts: Path, fitted: Path, label_tables: Path, tmp_path: Path
-) -> None:
+def test_a_search_that_finds_nothing_better_writes_nothing(berts: Path, label_tables: Path, tmp_path: Path) -> None:
     strict = [*negating(berts, label_tables), "--keep", 1.0, "--grid", "300"]
-    same = solving(berts, label_tables, fitted, "two")
+    worse = [*solving(berts, label_tables / "two.csv"), "--grid", "300"]
     for words, shown, message in (
         (strict, "scale 0 is the base", "nothing of the grid forgets 'two' and keeps 100% of the control"),
-        (same, "that is the base", "nothing of the grid is better for 'other' than the base itself"),
+        (worse, "that is the base", "nothing of the grid is better for 'other'"),
     ):
-        assert f"{shown}: nothing of the grid" in call(*words).stdout
+        assert f"{shown}: {message}" in call(*words).stdout
         assert message in refused(*words, "--out", tmp_path / "out", code=2)
         assert not (tmp_path / "out").exists()
         exists = call(*words, "--out", tmp_path, code=5)

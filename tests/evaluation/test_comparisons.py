@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.evaluation.comparisons import comparison_tables
-from orthomerge.evaluation.metrics import UNSCORED
+from orthomerge.evaluation.metrics import UNSCORED, bootstrap, holm, mcnemar
 from orthomerge.evaluation.records import Record, read_records, write_records
 from orthomerge.evaluation.scores import compare_run, read_comparisons
-from orthomerge.evaluation.statistics import bootstrap, holm, mcnemar
 
 N = 400
 CURRENT: dict[str, Any] = {"protocol": "current", "access": "data-free"}

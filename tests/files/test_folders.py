@@ -102,9 +102,3 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"run/predictions is a link, and nothing is written through links"):
         put_records(run, [], {"predictions/a.npz": PREDICTIONS})
     assert not list((tmp_path / "far").iterdir())
-
-
-def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
-    claim(tmp_path, [], kind="run")
-    with pytest.raises(OutputError, match="holds a run, not a sweep"):
-        claim(tmp_path, [], kind="sweep")

@@ -100,7 +100,7 @@ def test_refused(merged_berts: Path, berts: Path, tmp_path: Path) -> None:
     for words, message in (
         (("--task", "two", "--format", "onx"), "did you mean 'onnx'"),
         (("--task", "two", "--all-heads", "--format", "onnx"), "not both"),
-        (("--all-heads",), "has one head; give --task, or --format onnx"),
+        (("--all-heads",), "give --task, or --format onnx with --all-heads"),
         ((), "give --task TASK, or --all-heads"),
     ):
         assert message in refused("export", merged_berts, *words, "--out", to, code=2)

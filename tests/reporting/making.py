@@ -25,8 +25,8 @@ from orthomerge.analysis.diagnosis import (
 )
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison, TaskDifference
+from orthomerge.evaluation.metrics import Difference, Equivalence
 from orthomerge.evaluation.records import Record, RunInfo, write_info, write_records
-from orthomerge.evaluation.statistics import Difference, Equivalence
 
 ALERT = "<script>alert(1)</script>"
 BREAK_OUT = '"><img src=x onerror="document.title=\'broken\'">'

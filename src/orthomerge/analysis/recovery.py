@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orthomerge.evaluation.statistics import bootstrap
+from orthomerge.evaluation.metrics import bootstrap
 
 Hits = NDArray[np.bool_]
 HitsByTask = Mapping[str, Hits]

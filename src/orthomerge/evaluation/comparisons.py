@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.core.table import Table
-from orthomerge.evaluation.metrics import UNSCORED
+from orthomerge.evaluation.metrics import UNSCORED, Difference, Equivalence, bootstrap, holm, mcnemar_hits, tost
 from orthomerge.evaluation.records import Record, Way
-from orthomerge.evaluation.statistics import Difference, Equivalence, bootstrap, holm, mcnemar_hits, tost
 
 MARGIN = 0.01  # differences below one point may be called comparable
 _ALPHA = 0.05

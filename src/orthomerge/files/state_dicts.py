@@ -35,19 +35,16 @@ def find_weights(path: Path, root: object) -> dict[str, Tensor]:
     """Return the tensors by name, in the order of the state dict."""
     value = root
     for _ in range(_MAX_LEVELS):
-        if _parts(value) is not None:
-            tensors = _flatten(path, value)
-            if not tensors:
-                raise CheckpointError(f"{path} holds a whole module ({_describe(value)}) without any weights")
-            return tensors
         mapping = _mapping(value)
-        key = _inner(path, mapping)
-        if key is None:
-            tensors = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
-            if not tensors:
-                raise CheckpointError(f"{path} holds {_describe(value)} with no tensors by name; save it {_AGAIN}")
-            return tensors
-        value = mapping[key]
+        is_module = _parts(value) is not None
+        if not is_module and (key := _inner(path, mapping)) is not None:
+            value = mapping[key]
+            continue
+        named = {name: item for name, item in mapping.items() if isinstance(name, str) and isinstance(item, Tensor)}
+        tensors = _flatten(path, value) if is_module else named
+        if not tensors:
+            raise CheckpointError(f"{path} holds {_describe(value)} with no tensors by name; save it {_AGAIN}")
+        return tensors
     raise CheckpointError(f"{path} wraps its weights in more than {_MAX_LEVELS} mappings; save them {_AGAIN}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.alignment.aligners import chosen_aligner
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest
@@ -17,13 +17,11 @@ from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
 from orthomerge.models.problems import Problem, check_problems, collected
 from orthomerge.models.writing import write_model
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Align, protocols_of
-
-if TYPE_CHECKING:
-    from orthomerge.models.model import Model
 
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 

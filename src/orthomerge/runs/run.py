@@ -228,11 +228,12 @@ class _Run:
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
         folder, kept = self.work.run, ", ".join(done.artifact.name for done in self.done.values())
         reason = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
-        message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {reason}\n"
-        message += f"Earlier stages are kept in {folder}: {kept}. " if kept else ""
-        message += f"Correct this and run the same command again{', without --force' if self.force and kept else ''}"
-        message += f"; it continues with {artifact.name!r}." if kept else "."
-        return type(error)(message) if isinstance(error, OrthomergeError) else OutputError(message)
+        stage = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {reason}"
+        again = "Correct this and run the same command again"
+        if kept:
+            flag = ", without --force" if self.force else ""
+            again = f"Earlier stages are kept in {folder}: {kept}. {again}{flag}; it continues with {artifact.name!r}"
+        return (type(error) if isinstance(error, OrthomergeError) else OutputError)(f"{stage}\n{again}.")
 
 
 def _machine() -> str:

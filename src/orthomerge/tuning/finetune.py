@@ -4,13 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from orthomerge.core.device import derive, device_of, free_memory
+from orthomerge.core.device import derive
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
@@ -24,8 +24,7 @@ from orthomerge.models.heads import Head
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.models.processing import Processor
 from orthomerge.models.tensors import MemoryTensors, content_digest
-from orthomerge.tuning.batches import Feed
-from orthomerge.tuning.loop import Run, count_steps, fit_head, train
+from orthomerge.tuning.loop import Run, fit_head, train
 from orthomerge.tuning.model import (
     Model,
     OrdinaryEncoder,
@@ -39,7 +38,6 @@ from orthomerge.tuning.model import (
 )
 from orthomerge.tuning.settings import LINEARISED, PROBED, Tuning
 
-_ROOM = 2 << 30  # bytes for processed inputs, at most
 _JOINT = ("full", "head_first")
 
 
@@ -64,7 +62,9 @@ def finetune(
     linear head, do not train. `resume`: save the state of every epoch beside `out`, so that a killed run can continue.
     `inputs`: files that `out` must not overlap. For experts to evaluate as linear models see `Model.linearised`.
     """
-    training = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
+    training = _Training(
+        task.name, [task], settings, processor, others, progress, base=base, head=head, family_name=family
+    )
     state = state_folder(out, "tuning")
     return training.write({task.name: out}, state, force=force, resume=resume, inputs=inputs)[task.name]
 
@@ -90,24 +90,18 @@ def finetune_jointly(
         if Path(name).name != name:
             raise RecipeError(f"a task's name must be the name of a folder, got {name!r}; rename the task")
     named = [replace(task, name=name) for name, task in tasks.items()]
-    training = _Training("joint", named, base, settings, processor, family_name=family, progress=progress)
+    training = _Training("joint", named, settings, processor, progress=progress, base=base, family_name=family)
     outs = {name: out_root / name for name in tasks}
     return training.write(outs, state_folder(out_root, "tuning"), force=force, resume=resume)
 
 
 @dataclass(frozen=True)
-class _Training:
+class _Training(Run):
     """Training of one encoder on some tasks, with arguments of `finetune`."""
 
-    title: str
-    tasks: Sequence[Task]
-    base: Path
-    settings: Tuning
-    processor: Processor
-    others: Sequence[Examples] = ()
+    base: Path = field(kw_only=True)
     head: Head | None = None
     family_name: str | None = None
-    progress: Progress = SILENT
 
     def write(
         self, outs: Mapping[str, Path], state: Path, *, force: bool, resume: bool, inputs: Iterable[Path] = ()
@@ -131,6 +125,8 @@ class _Training:
         mode = self.settings.mode
         for task in self.tasks:
             _check_labelled(task, "train")
+            if "val" in task.splits:
+                _check_labelled(task, "val")
         family = choose_family(self.base, self.family_name, head=self.head)
         if family.head is None and mode in _JOINT:
             raise RecipeError(
@@ -152,25 +148,24 @@ class _Training:
                 f"'augment' must be none for a family that reads {family.modality!r}, got {self.settings.augment!r}: "
                 "only images can be shifted; leave it out"
             )
-        device_of(self.settings.device)
+        _ = self.device  # refuses an unknown one
         return family
 
     def _train(
         self, family: Family, folders: Mapping[str, Path], state: RunState | None
     ) -> dict[str, dict[str, float]]:
-        device = device_of(self.settings.device)
+        device = self.device
         own = [] if device.type != "cuda" else [torch.cuda.current_device() if device.index is None else device.index]
         with torch.random.fork_rng(devices=own):
             torch.manual_seed(derive(self.settings.seed, "model"))
-            run = self._run(device, state)
-            model, names, adapted = self._model(family, run)
+            model, names, adapted = self._model(family)
             saved = None if state is None else state.read()
             try:
                 trains_heads = any(parameter.requires_grad for parameter in model.heads.parameters())
                 if saved is None and self.settings.mode in PROBED and trains_heads:
                     for number in range(len(self.tasks)):
-                        fit_head(model, run, number)
-                metrics = train(model, run, saved)
+                        fit_head(model, self, number)
+                metrics = train(model, self, state, saved)
             except NumericalError:
                 if state is not None:
                     clear_state(state.folder)  # a run resumed from it would fail again
@@ -191,40 +186,19 @@ class _Training:
             else:
                 write_weights(folder, model.encoding.tuned(), names, model.head(number).head(task.labels), family)
             write_documents(folder, task.labels, family=family, base=self.base, notes=notes)
-        return {task.name: {**own, "steps": run.steps} for task, own in zip(self.tasks, metrics, strict=True)}
-
-    def _run(self, device: torch.device, state: RunState | None) -> Run:
-        settings = self.settings
-        train = [_check_labelled(task, "train") for task in self.tasks]
-        empty = Examples([], None, "val")
-        val = [_check_labelled(task, "val") if "val" in task.splits else empty for task in self.tasks]
-        others = [part for part in self.others if len(part)] if settings.mode == "tau_jp" else []
-        steps, room = count_steps(settings, list(map(len, train))), min(_ROOM, free_memory(device) // 4)
-        # Inputs that are used less than once each need not be kept.
-        kept = room if steps * settings.batch >= sum(map(len, train)) else 0
-        kept_others = room if steps * settings.penalty_batch >= sum(map(len, others)) else 0
-        return Run(
-            title=self.title,
-            settings=settings,
-            device=device,
-            train=Feed(train, self.processor, device, room=kept),
-            val=Feed(val, self.processor, device, room=kept),
-            others=Feed(others, self.processor, device, room=kept_others),
-            progress=self.progress,
-            state=state,
-        )
+        return {task.name: {**own, "steps": self.steps} for task, own in zip(self.tasks, metrics, strict=True)}
 
     def _pooling(self, family: Family) -> str:
         return self.settings.pooling or family.default_pooling
 
-    def _model(self, family: Family, run: Run) -> tuple[Model, Mapping[str, str], Any]:
+    def _model(self, family: Family) -> tuple[Model, Mapping[str, str], Any]:
         """Return the model, its encoder's names (on disk -> in its state dict), and for `lora` the peft model."""
         settings, pooling = self.settings, self._pooling(family)
         skeleton = load_base(self.base, family, pooling)
         kind = LinearisedEncoder if settings.mode in LINEARISED else OrdinaryEncoder
-        encoding = kind(family, pooling, skeleton.module).to(run.device)
+        encoding = kind(family, pooling, skeleton.module).to(self.device)
         with torch.no_grad():
-            batch, _ = run.train.batch(0, torch.tensor([0]))
+            batch, _ = self.train.batch(0, torch.tensor([0]))
             width = encoding.eval()(batch).shape[1]
         heads = []
         for number, task in enumerate(self.tasks):
@@ -234,7 +208,7 @@ class _Training:
         adapted = add_adapter(model, family, base=self.base, settings=settings) if settings.mode == "lora" else None
         if settings.mode == "frozen_head" or family.head is None:
             model.heads.requires_grad_(False)
-        return model.to(run.device), skeleton.names, adapted
+        return model.to(self.device), skeleton.names, adapted
 
     def _fingerprint(self, family: Family) -> str:
         parts: dict[str, Any] = {
@@ -255,11 +229,9 @@ def _digests(task: Task) -> list[Any]:
     return [[part.split, part.digest(), None if part.labels is None else part.labels.tolist()] for part in used]
 
 
-def _check_labelled(task: Task, split: str) -> Examples:
-    """Return the examples of a split, and refuse one that is empty or has no labels."""
+def _check_labelled(task: Task, split: str) -> None:
     examples = task[split]
     if len(examples) == 0:
         raise RecipeError(f"the {split} split of task {task.name!r} is empty; it must have examples")
     if examples.labels is None:
         raise RecipeError(f"the {split} split of task {task.name!r} has no labels; give labelled examples")
-    return examples

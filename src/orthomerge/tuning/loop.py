@@ -10,41 +10,71 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from orthomerge.core.adam import Optimiser, rate_share
-from orthomerge.core.device import derive, enough_memory
+from orthomerge.core.device import derive, device_of, enough_memory, free_memory
 from orthomerge.core.errors import NumericalError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.data.task import Examples, Task
 from orthomerge.files.run_state import RunState
 from orthomerge.models.networks import LinearisedEncoder
+from orthomerge.models.processing import Processor
 from orthomerge.tuning.batches import Feed, epoch_order, sample, shifted
 from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning
 
 _EVERY = 10  # steps between two reports, each of which waits for the GPU
 _EPS = 1e-12
+_ROOM = 2 << 30  # bytes for processed inputs, at most
 
 
 @dataclass(frozen=True)
 class Run:
-    """Arguments of the loop besides the model. Sources of `val` may be empty; `others` is used by `tau_jp` only."""
+    """Labelled tasks to train on, and inputs of other tasks for `tau_jp`."""
 
     title: str
+    tasks: Sequence[Task]
     settings: Tuning
-    device: torch.device
-    train: Feed
-    val: Feed
-    others: Feed
+    processor: Processor
+    others: Sequence[Examples] = ()
     progress: Progress = SILENT
-    state: RunState | None = None
 
-    @property
+    @cached_property
+    def device(self) -> torch.device:
+        return device_of(self.settings.device)
+
+    @cached_property
+    def train(self) -> Feed:
+        return self._feed([task["train"] for task in self.tasks], self.settings.batch)
+
+    @cached_property
+    def val(self) -> Feed:
+        """Validation splits by task, empty where there is none."""
+        empty = Examples([], None, "val")
+        splits = [task["val"] if "val" in task.splits else empty for task in self.tasks]
+        return self._feed(splits, self.settings.batch)
+
+    @cached_property
+    def unlabelled(self) -> Feed:
+        parts = [part for part in self.others if len(part)] if self.settings.mode == "tau_jp" else []
+        return self._feed(parts, self.settings.penalty_batch)
+
+    def _feed(self, sources: Sequence[Examples], batch: int) -> Feed:
+        # Inputs that are used less than once each need not be kept.
+        often = self.steps * batch >= sum(map(len, sources))
+        room = min(_ROOM, free_memory(self.device) // 4) if often else 0
+        return Feed(sources, self.processor, self.device, room=room)
+
+    @cached_property
     def steps(self) -> int:
-        return count_steps(self.settings, self.train.sizes)
+        settings = self.settings
+        steps = math.ceil(settings.epochs * sum(-(-len(task["train"]) // settings.batch) for task in self.tasks))
+        return min(steps, settings.steps or steps)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Autocast to bfloat16, if set, on a GPU."""
@@ -65,12 +95,7 @@ class Run:
             )
 
 
-def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
-    steps = math.ceil(settings.epochs * sum(-(-size // settings.batch) for size in sizes))
-    return min(steps, settings.steps or steps)
-
-
-def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> list[dict[str, float]]:
+def train(model: Model, run: Run, state: RunState | None, saved: Mapping[str, Any] | None) -> list[dict[str, float]]:
     """Train what requires gradients, and return the metrics of the last epoch by task; `saved`: of a killed run."""
     settings, steps = run.settings, run.steps
     optimiser = _optimiser(model, run)
@@ -106,8 +131,8 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
             scores = evaluate(model, run)
             tally.report(step, scores)
             metrics = tally.metrics(scores)
-            if run.state is not None and step < steps:
-                run.state.write({"epoch": epoch, "step": step, "optimiser": optimiser.state()})
+            if state is not None and step < steps:
+                state.write({"epoch": epoch, "step": step, "optimiser": optimiser.state()})
     # The last loss was computed before the last step.
     if not all(bool(value.isfinite().all()) for value in optimiser.values):
         raise NumericalError(f"task {run.title!r}: weights are not finite after step {steps} of {steps}; lower 'lr'")
@@ -187,7 +212,7 @@ class _Tally:
         for number, (loss, correct, penalty) in enumerate(self._sums.tolist()):
             batches = max(self._batches[number], 1)
             values = {"loss": loss / batches, "train_accuracy": correct / max(self._examples[number], 1)}
-            if self._run.others.sizes:
+            if self._run.unlabelled.sizes:
                 values["penalty"] = penalty / batches
             if number in scores:
                 values["val_accuracy"] = scores[number]
@@ -197,11 +222,12 @@ class _Tally:
 
 def _penalty(model: Model, run: Run, step: int) -> torch.Tensor:
     """Batch mean of ||J(x') tau||_2 on inputs of another task; 0 without other tasks."""
-    if not run.others.sizes or not isinstance(model.encoding, LinearisedEncoder):
+    sizes = run.unlabelled.sizes
+    if not sizes or not isinstance(model.encoding, LinearisedEncoder):
         return torch.zeros((), device=run.device)
-    number = step % len(run.others.sizes)
-    rows = sample(run.others.sizes[number], run.settings.penalty_batch, seed=run.settings.seed, step=step)
-    batch, _ = run.others.batch(number, rows)
+    number = step % len(sizes)
+    rows = sample(sizes[number], run.settings.penalty_batch, seed=run.settings.seed, step=step)
+    batch, _ = run.unlabelled.batch(number, rows)
     change = model.encoding.change(batch).float()
     return (change.square().sum(1) + _EPS).sqrt().mean()
 

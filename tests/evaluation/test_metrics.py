@@ -10,15 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.evaluation import statistics
-from orthomerge.evaluation.metrics import Score, counted, hits, predict, wilson
-from orthomerge.evaluation.statistics import (
+from orthomerge.evaluation import metrics
+from orthomerge.evaluation.metrics import (
     Difference,
+    Score,
     bootstrap,
+    counted,
+    hits,
     holm,
     mcnemar,
     mcnemar_hits,
+    predict,
     tost,
+    wilson,
 )
 from orthomerge.models.heads import SINGLE_LABEL, Head, Linear, head_kind, logits_of
 
@@ -117,7 +121,7 @@ def test_bootstrap_covers() -> None:
 def test_bootstrap_draws_items_as_a_naive_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(2)
     first, second = generator.random((5, 80)) < 0.8, generator.random((5, 80)) < 0.6
-    monkeypatch.setattr(statistics, "_MOST", 1000)  # several blocks
+    monkeypatch.setattr(metrics, "_MOST", 1000)  # several blocks
     found, _ = bootstrap({"t": first}, {"t": second})
     gap = first.astype(int) - second
     naive = np.array(
