@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -230,43 +231,31 @@ KEY = {"weights": "a", "pooling": "cls"}
 VALUES = torch.arange(6, dtype=torch.float32).reshape(3, 2)
 
 
-@dataclass
-class Compute:
-    """Gives features and counts its calls."""
-
-    values: torch.Tensor
-    calls: int = 0
-
-    def __call__(self) -> torch.Tensor:
-        self.calls += 1
-        return self.values
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> FeatureCache:
     return FeatureCache(tmp_path / "cache")
 
 
 def test_features_are_computed_once(cache: FeatureCache) -> None:
-    compute = Compute(VALUES.double())
+    compute = Mock(return_value=VALUES.double())
     for each in (cache, cache, FeatureCache(cache.folder)):
         values = each.get_or_compute(dict(reversed(KEY.items())), 3, compute)
         assert (values.tolist(), values.dtype) == (VALUES.tolist(), torch.float32)
-    assert compute.calls == 1
+    compute.assert_called_once()
     other = {**KEY, "pooling": "mean"}
-    assert cache.get_or_compute(other, 3, Compute(VALUES + 1)).tolist() == (VALUES + 1).tolist()
+    assert cache.get_or_compute(other, 3, lambda: VALUES + 1).tolist() == (VALUES + 1).tolist()
     assert len(list(cache.folder.iterdir())) == 2
 
 
 def other_name(path: Path) -> None:
     cache, key = FeatureCache(path.parent), {"weights": "b"}
-    cache.get_or_compute(key, 3, Compute(VALUES + 9))
+    cache.get_or_compute(key, 3, lambda: VALUES + 9)
     cache.path(key).replace(path)
 
 
 def other_rows(path: Path) -> None:
     path.unlink()
-    FeatureCache(path.parent).get_or_compute(KEY, 4, Compute(torch.zeros(4, 2)))
+    FeatureCache(path.parent).get_or_compute(KEY, 4, lambda: torch.zeros(4, 2))
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
@@ -284,12 +273,12 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_entry_is_computed_again(cache: FeatureCache, damage: Callable[[Path], Any]) -> None:
-    cache.get_or_compute(KEY, 3, Compute(VALUES))
+    compute = Mock(return_value=VALUES)
+    cache.get_or_compute(KEY, 3, compute)
     damage(cache.path(KEY))
-    compute = Compute(VALUES)
     for _ in range(2):
         assert cache.get_or_compute(KEY, 3, compute).tolist() == VALUES.tolist()
-    assert compute.calls == 1
+    assert compute.call_count == 2
 
 
 def test_two_may_write_at_once(cache: FeatureCache) -> None:
@@ -299,7 +288,7 @@ def test_two_may_write_at_once(cache: FeatureCache) -> None:
         for number in range(15):  # of an entry that is there, one reads while the other writes
             if (number + writer) % 2:
                 cache.path(KEY).unlink(missing_ok=True)
-            assert torch.equal(cache.get_or_compute(KEY, 20_000, Compute(values)), values)
+            assert torch.equal(cache.get_or_compute(KEY, 20_000, lambda: values), values)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write_many_times, range(2)))
@@ -319,25 +308,19 @@ def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         FeatureCache()
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_computed(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = Compute(VALUES)
+def test_a_folder_that_cannot_be_written_to(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is computed, and nothing is left of an entry that was not written."""
+    compute = Mock(return_value=VALUES)
     cache.folder.write_text("a file")
     with pytest.raises(OutputError, match=r"cannot keep features in .*: File exists; set ORTHOMERGE_CACHE"):
         cache.get_or_compute(KEY, 3, compute)
     cache.folder.unlink()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(OutputError, match=r"cannot keep features in .*: no permission"):
-        cache.get_or_compute(KEY, 3, compute)
-    assert compute.calls == 0
-
-
-def test_nothing_is_left_of_an_entry_that_was_not_written(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(OutputError, match=r"cannot keep features in .*: no permission"):
+            cache.get_or_compute(KEY, 3, compute)
+    compute.assert_not_called()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"cannot write .*: No space left on device; make room"):
-        cache.get_or_compute(KEY, 3, Compute(VALUES))
+        cache.get_or_compute(KEY, 3, compute)
     assert list(cache.folder.iterdir()) == []
