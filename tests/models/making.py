@@ -130,6 +130,12 @@ def average(name: str, folder: Path) -> Model:
     return om.merge(open_models(name, folder), "average")
 
 
+def reloaded(model: Model, folder: Path) -> Model:
+    """The model as it comes back from a folder."""
+    model.save(folder)
+    return om.load(folder)
+
+
 def tensors_of(tensors: Tensors | Model) -> dict[str, torch.Tensor]:
     """All tensors by name, flat."""
     stream = tensors.weights if isinstance(tensors, Model) else tensors

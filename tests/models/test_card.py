@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from huggingface_hub import ModelCard
 from tests.berts import contents, merge_berts, write_tables
@@ -82,12 +81,11 @@ def test_what_was_measured(out: Path) -> None:
 
 def test_what_is_not_ours_stays(out: Path) -> None:
     (out / "notes.txt").write_text("mine")
+    (out / "link").symlink_to("/etc/hostname")
     rewrite_card(out, MEASURED)
     assert (out / "notes.txt").read_text() == "mine"
-    assert verify_folder(out) == ["notes.txt was not written by the merge"]
-    (out / "link").symlink_to("/etc/hostname")
-    rewrite_card(out, None)
     assert (out / "link").readlink() == Path("/etc/hostname")  # not what it leads to
+    assert verify_folder(out) == [f"{name} was not written by the merge" for name in ("link", "notes.txt")]
 
 
 def test_data_used(out: Path, tmp_path: Path) -> None:
@@ -102,32 +100,30 @@ def test_data_used(out: Path, tmp_path: Path) -> None:
     assert "evaluation" not in read_manifest(tmp_path / "to")
 
 
-@pytest.mark.parametrize(
-    ("card", "licence"),
-    [
-        ("---\nlicense: apache-2.0\ntags: [x]\n---\n# x", "apache-2.0"),
-        ("---\r\nlicense: 'mit'\r\n---\r\n", "mit"),
-        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
-        ("---\nlicense: other\nlicense_name: mine\n---\n", "other (mine)"),
-        ('---\nwidget: a & b *\nlicense: "mit"\n---\n', "mit"),
-        ("---\nlicense: mit\n", None),
-        ("---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n", "mit, apache-2.0"),
-        ("---\n- license\n---\n", None),
-        ("---\na: b: c\n---\n", None),
-        ("---\ntags: [x]\n---\n", None),
-        ("# license: mit\n", None),
-        ("", None),
-    ],
-)
-def test_licences(tmp_path: Path, card: str, licence: str | None) -> None:
-    (tmp_path / "README.md").write_bytes(card.encode())
-    assert licence_of(tmp_path) == licence
+LICENCES = {
+    "---\nlicense: apache-2.0\ntags: [x]\n---\n# x": "apache-2.0",
+    "---\r\nlicense: 'mit'\r\n---\r\n": "mit",
+    "---\nlicense: [mit, apache-2.0]\n---\n": "mit, apache-2.0",
+    "---\nlicense: other\nlicense_name: mine\n---\n": "other (mine)",
+    '---\nwidget: a & b *\nlicense: "mit"\n---\n': "mit",
+    "---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n": "mit, apache-2.0",
+}
+NONE = [
+    "---\nlicense: mit\n",
+    "---\n- license\n---\n",
+    "---\na: b: c\n---\n",
+    "---\ntags: [x]\n---\n",
+    "# license: mit\n",
+    "",
+]
 
 
-def test_no_licence(tmp_path: Path) -> None:
+def test_licences(tmp_path: Path) -> None:
     assert licence_of(tmp_path) is None
     assert licence_of(tmp_path, reference="org/name@v1", revision="0" * 40) is None  # offline
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    for card, licence in {**dict.fromkeys(NONE), **LICENCES}.items():
+        (tmp_path / "README.md").write_bytes(card.encode())
+        assert licence_of(tmp_path) == licence, card
     (tmp_path / "in").mkdir()
     (tmp_path / "in/README.md").symlink_to("../README.md")
     (tmp_path / "in/x.pth").touch()

@@ -84,16 +84,9 @@ def test_longest_texts_come_first_and_images_in_their_order() -> None:
     assert _order(IMAGES, PIXELS) == list(range(11))
 
 
-class Interrupted(Words):
-    """A processor during which somebody presses Ctrl-C."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        raise KeyboardInterrupt
-
-
-class WithoutMask(Words):
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {"input_ids": super().__call__(inputs)["input_ids"]}
+def odd(process: Any) -> Mock:
+    """A processor that does something else with its inputs."""
+    return Mock(wraps=WORDS, modality="text", side_effect=process)
 
 
 def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.nn.Module) -> None:
@@ -107,7 +100,7 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.
     (gradient,) = torch.autograd.grad((values @ weight.T).sum(), weight)
     assert gradient.shape == weight.shape
     with pytest.raises(KeyboardInterrupt):
-        film(bert, processor=Interrupted())
+        film(bert, processor=odd(KeyboardInterrupt))
     assert [module.training for module in bert.modules()] == before
 
 
@@ -189,7 +182,10 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "'batch' must be at least 1, got 0": ("batch", 0),
     "family 'bert' has no pooling 'clss'; did you mean 'cls'": ("pooling", "clss"),
     "the test split of 'film' is empty": ("examples", Examples([], None, "test")),
-    "'input_ids' without 'attention_mask', so padding would count": ("processor", WithoutMask()),
+    "'input_ids' without 'attention_mask', so padding would count": (
+        "processor",
+        odd(lambda inputs: {"input_ids": WORDS(inputs)["input_ids"]}),
+    ),
 }
 
 

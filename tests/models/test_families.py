@@ -104,9 +104,6 @@ def test_tied_names_repeat_an_encoder_tensor(name: str) -> None:
     assert all(state[alias].data_ptr() == state[original].data_ptr() for alias, original in row.tied.items())
 
 
-# The table, and choosing from it
-
-
 def test_nothing_heavy_is_imported() -> None:
     names = ", ".join(f"orthomerge.models.{name}" for name in ("families", "experts", "saved", "writing"))
     heavy = "{'torch', 'transformers', 'sklearn', 'huggingface_hub'}"
@@ -115,23 +112,22 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "keys", "name"),
-    [
-        ("bert", [], "bert"),
-        ("xlm-roberta", [], "xlm_roberta"),
-        ("deberta-v2", [], "deberta_v2"),
-        ("clip", ["vision_model.post_layernorm.bias", "classifier.weight"], "clip_classifier"),
-        ("clip", ["vision_model.post_layernorm.bias", "text_projection.weight"], "clip"),
-        ("clip_vision_model", ["vision_model.post_layernorm.bias"], "clip"),
-        ("t5", ["transformer.decoder.final_layer_norm.weight", "classification_head.dense.weight"], "t5"),
-        ("t5", ["shared.weight", "decoder.final_layer_norm.weight", "lm_head.weight"], "t5"),
-        ("t5", ["shared.weight", "decoder.final_layer_norm.weight", "classifier.weight"], "t5_encoder"),
-        ("t5", ["module.shared.weight", "module.classifier.weight"], "t5_encoder"),
-        ("t5", ["shared.weight", "encoder.final_layer_norm.weight"], "t5_encoder"),
-    ],
-)
-def test_family_for(model_type: str, keys: list[str], name: str) -> None:
+VISION, DECODER = "vision_model.post_layernorm.bias", "decoder.final_layer_norm.weight"
+CHOICES: list[tuple[str, str, list[str]]] = [
+    *((name, name.replace("_", "-"), []) for name in ("bert", "xlm_roberta", "deberta_v2")),
+    ("clip_classifier", "clip", [VISION, "classifier.weight"]),
+    ("clip", "clip", [VISION, "text_projection.weight"]),
+    ("clip", "clip_vision_model", [VISION]),
+    ("t5", "t5", [f"transformer.{DECODER}", "classification_head.dense.weight"]),
+    ("t5", "t5", ["shared.weight", DECODER, "lm_head.weight"]),
+    ("t5_encoder", "t5", ["shared.weight", DECODER, "classifier.weight"]),
+    ("t5_encoder", "t5", ["module.shared.weight", "module.classifier.weight"]),
+    ("t5_encoder", "t5", ["shared.weight", "encoder.final_layer_norm.weight"]),
+]
+
+
+@pytest.mark.parametrize(("name", "model_type", "keys"), CHOICES)
+def test_family_for(name: str, model_type: str, keys: list[str]) -> None:
     assert family_for(model_type, iter(keys)).name == name
 
 

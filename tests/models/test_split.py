@@ -126,6 +126,7 @@ def test_weight_and_bias_of_a_head_come_from_one_place() -> None:
 
 
 def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None:
+    """The one is taken whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
     tensors = under("student.bert.") | under("teacher.bert.")
     split = expert(tensors)
     assert sorted(split.prefixes) == ["student.bert.", "teacher.bert."]
@@ -136,10 +137,6 @@ def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None
     assert set(chosen.unknown) == set(under("student.bert."))
     assert expert(tensors, prefix="teacher.bert") == chosen  # the point is understood
     assert expert(under("") | under("bert.")).prefixes == ("bert.", "")
-
-
-def test_which_of_two_encoders_is_taken() -> None:
-    """The one whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
     tensors = under("student.bert.", ENCODER | {WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
     assert expert(tensors).prefixes == ("teacher.bert.",)
     more = expert(under("bert.") | specs(f"ema.{WORDS}"))
