@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.berts import COUNTS, HEADS
-from tests.models.making import TASKS, open_models, write_models
+from tests.models.making import TASKS, average
 
 import orthomerge as om
 from orthomerge.core.errors import OrthomergeError, RecipeError
@@ -27,9 +27,7 @@ def texts(berts: Path) -> om.Model:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> om.Model:
-    folder = tmp_path_factory.mktemp("vit")
-    write_models("vit", folder)
-    return om.merge(open_models("vit", folder), "average")
+    return average("vit", tmp_path_factory.mktemp("vit"))
 
 
 def test_predictions_are_those_of_an_evaluation(texts: om.Model, tables: Path) -> None:
@@ -45,18 +43,18 @@ def test_predictions_are_those_of_an_evaluation(texts: om.Model, tables: Path) -
     assert {record.task for record in records} == set(HEADS)
 
 
-def close(one: Any, other: Any) -> bool:
+def close(one: Any, other: Any) -> None:
     """The same predictions; scores differ in the last digits where batches differ."""
-    return one.keys() == other.keys() and all(
-        one[task].scores == pytest.approx(other[task].scores, abs=1e-6) for task in one
-    )
+    assert one.keys() == other.keys()
+    for task in one:
+        assert one[task].scores == pytest.approx(other[task].scores, abs=1e-6)
 
 
 def test_one_input_or_several(texts: om.Model) -> None:
     one = texts.predict("a good film")
     several = texts.predict(["a bad film", "a good film"])
     assert isinstance(one, dict)
-    assert close(several[1], one)
+    close(several[1], one)
     assert texts.predict([]) == []
     assert list(texts.predict("a good film", tasks=["five"])) == ["five"]
     prediction = one["three"]
@@ -74,7 +72,8 @@ def test_pictures_in_every_form(images: om.Model, tmp_path: Path) -> None:
     forms: list[Any] = [pixels, Image.fromarray(pixels), path, str(path)]
     answers = [images.predict(form) for form in forms]
     assert all(answer == answers[0] for answer in answers)
-    assert all(close(*pair) for pair in zip(images.predict(forms), answers, strict=True))
+    for one, other in zip(images.predict(forms), answers, strict=True):
+        close(one, other)
     grey = images.predict(pixels[:, :, 0])
     assert grey == images.predict(np.repeat(pixels[:, :, :1], 3, 2))
     task = Task("one", images.labels["one"], "image", {"test": Examples([pixels], None, "test")})
@@ -103,19 +102,18 @@ def test_features_are_kept_by_all_that_they_depend_on(texts: om.Model, berts: Pa
     assert entries(how=replace(how, precision="bfloat16")) == 6
 
 
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (["a", None], "NoneType"), (b"a film", "int")])
-def test_what_is_no_text(value: Any, kind: str, texts: om.Model) -> None:
-    with pytest.raises(RecipeError, match=f"reads texts, got {kind}"):
-        texts.predict(value)
-
-
-@pytest.mark.parametrize("value", [np.zeros((8, 8, 3)), np.zeros((2, 8, 8, 3), dtype=np.uint8), 3])
-def test_what_is_no_picture(value: Any, images: om.Model) -> None:
-    with pytest.raises(RecipeError, match="an image must be a path, a PIL image or uint8 pixels"):
-        images.predict(value)
+NO_TEXTS = ((3, "int"), (["a", None], "NoneType"), (b"a film", "int"))
+NO_PICTURES = (np.zeros((8, 8, 3)), np.zeros((2, 8, 8, 3), dtype=np.uint8), 3)
 
 
 def test_refused(texts: om.Model, images: om.Model, tmp_path: Path) -> None:
+    values: Any
+    for values, kind in NO_TEXTS:
+        with pytest.raises(RecipeError, match=f"reads texts, got {kind}"):
+            texts.predict(values)
+    for values in NO_PICTURES:
+        with pytest.raises(RecipeError, match="an image must be a path, a PIL image or uint8 pixels"):
+            images.predict(values)
     with pytest.raises(RecipeError, match="there is no task 'tow'; did you mean 'two'"):
         texts.predict("a", tasks=["tow"])
     with pytest.raises(RecipeError, match="has no heads"):
