@@ -181,7 +181,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
 
-def test_heads_of_two_layers() -> None:
+def test_heads_of_two_layers_and_under_other_names() -> None:
     layout = ROBERTA.head
     assert layout is not None
     tensors = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(*layout.parts().values())
@@ -189,9 +189,7 @@ def test_heads_of_two_layers() -> None:
     assert split.head == layout.parts()
     assert split.head["hidden.bias"] == "classifier.dense.bias"
     accounted(split, tensors)
-
-
-def test_a_head_under_another_name() -> None:
+    # Under another name.
     tensors = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
     split = expert(tensors, layout=HeadLayout(("fc",)))
     assert split.head == {"weight": "module.fc.weight"}
