@@ -170,18 +170,15 @@ def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
     """Compute the logits [n, C] of all features in blocks."""
     import torch
 
-    blocks = []
     with torch.no_grad():
-        for block in torch.split(values, _BLOCK):
-            logits = classifier(block)
-            expected = (len(block), len(classifier.labels))
-            if tuple(logits.shape) != expected:
-                raise IncompatibleError(
-                    f"a classifier with {expected[1]} labels must give logits {expected} for {expected[0]} inputs, "
-                    f"got {tuple(logits.shape)}; correct the classifier"
-                )
-            blocks.append(logits)
-    return torch.cat(blocks)
+        logits = torch.cat([classifier(block) for block in torch.split(values, _BLOCK)])
+    expected = (len(values), len(classifier.labels))
+    if tuple(logits.shape) != expected:
+        raise IncompatibleError(
+            f"a classifier with {expected[1]} labels must give logits {expected} for {expected[0]} inputs, "
+            f"got {tuple(logits.shape)}; correct the classifier"
+        )
+    return logits
 
 
 @dataclass(frozen=True)
