@@ -8,12 +8,13 @@ from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import describe, find_row, maker_of, schema
 from orthomerge.core.table import Table
 
+# Name of one entry, title of the second column, and place of the table.
 _TABLES = {
-    "methods": "merging.methods:methods",
-    "aligners": "alignment.aligners:aligners",
-    "protocols": "evaluation.protocols:protocols",
-    "families": "models.families:FAMILIES",
-    "suites": "suites.table:SUITES",
+    "methods": ("method", "options", "merging.methods:methods"),
+    "aligners": ("aligner", "options", "alignment.aligners:aligners"),
+    "protocols": ("protocol", "options", "evaluation.protocols:protocols"),
+    "families": ("family", "model types", "models.families:FAMILIES"),
+    "suites": ("suite", "needs", "suites.table:SUITES"),
 }
 
 
@@ -21,12 +22,11 @@ def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - used as o
     """Return a table of methods, aligners, protocols, families or suites, or of the options of one of them."""
     if kind not in _TABLES:
         raise RecipeError(f"unknown kind {kind!r}; {nearest(kind, _TABLES)}")
-    module, _, attribute = _TABLES[kind].partition(":")
+    singular, second, place = _TABLES[kind]
+    module, _, attribute = place.partition(":")
     rows: Any = getattr(import_module(f"orthomerge.{module}"), attribute)
     rows = rows() if callable(rows) else rows
-    singular = "family" if kind == "families" else kind[:-1]
     if name is None:
-        second = {"families": "model types", "suites": "needs"}.get(kind, "options")
         cells = ((row.name, row.title, *_summary(row, kind)) for row in rows.values())
         return Table.of("", (singular, "title", second, "note"), cells, left=4, wrap=("title", second))
     row = find_row(rows, name, what=singular)

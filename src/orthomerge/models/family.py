@@ -53,7 +53,8 @@ class HeadLayout:
     activation: Activation | None = None
 
     def fits(self, head: Head) -> bool:
-        return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
+        """Whether a head has as many layers, and the same activation between two."""
+        return not head.normalise and head.activation == self.activation
 
     def parts(self) -> dict[str, str]:
         """Map parts of a head (`weight`, `hidden.bias`, ...) to tensor names, first layer first."""
@@ -141,7 +142,7 @@ def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
 def head_names(family: Family, head: Head) -> dict[str, str]:
     """Map parts of a head to names on disk: those of the stock classifier if it has as many layers."""
     parts = head.tensors()
-    if family.head is None or len(family.head.layers) != head.layers:
+    if family.head is None or (family.head.activation is None) != (head.activation is None):
         return {part: part for part in parts}
     return {part: name for part, name in family.head.parts().items() if part in parts}
 

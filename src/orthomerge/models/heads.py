@@ -111,10 +111,6 @@ class Head:
         return self.output(features)
 
     @property
-    def layers(self) -> int:
-        return 1 if self.hidden is None else 2
-
-    @property
     def width(self) -> int:
         first = self.hidden or self.output
         return int(first.weight.shape[1])
