@@ -4,7 +4,6 @@ from importlib import import_module
 from inspect import getdoc
 from typing import Any
 
-from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import describe, find_row, maker_of, schema
 from orthomerge.core.table import Table
 
@@ -20,9 +19,7 @@ _TABLES = {
 
 def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - used as om.list
     """Return a table of methods, aligners, protocols, families or suites, or of the options of one of them."""
-    if kind not in _TABLES:
-        raise RecipeError(f"unknown kind {kind!r}; {nearest(kind, _TABLES)}")
-    singular, second, place = _TABLES[kind]
+    singular, second, place = find_row(_TABLES, kind, what="kind")
     module, _, attribute = place.partition(":")
     rows: Any = getattr(import_module(f"orthomerge.{module}"), attribute)
     rows = rows() if callable(rows) else rows

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.schema import find_row
 from orthomerge.models.family import (
     Batch,
     Family,
@@ -183,9 +184,7 @@ FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 def family(name: str) -> Family:
     if name == "generic":
         raise RecipeError("family 'generic' must be described; give `encoder_prefix` and the `head` of each expert")
-    if name not in FAMILIES:
-        raise RecipeError(f"unknown model family {name!r}; {nearest(name, [*FAMILIES, 'generic'])}")
-    return FAMILIES[name]
+    return find_row(FAMILIES, name, what="model family")
 
 
 def family_for(model_type: str, keys: Iterable[str]) -> Family:

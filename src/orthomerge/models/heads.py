@@ -17,7 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, RecipeError, nearest, some
+from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, nearest, some
+from orthomerge.core.schema import find_row
 
 if TYPE_CHECKING:
     import torch
@@ -230,9 +231,7 @@ KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
 
 
 def head_kind(name: str) -> SingleLabel:
-    if name not in KINDS:
-        raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")
-    return KINDS[name]
+    return find_row(KINDS, name, what="kind of head")
 
 
 @dataclass(frozen=True, eq=False)
