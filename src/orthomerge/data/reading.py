@@ -30,6 +30,7 @@ class ColumnSource(str):
     text: str
     label: str
 
+    # A copy is made without columns and gets them afterwards.
     def __new__(cls, source: str, text: str = "text", label: str = "label") -> Self:
         self = super().__new__(cls, source)
         self.text, self.label = text, label
