@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, choices
 from orthomerge.core.device import device_of, enough_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.data.reading import as_input
@@ -42,8 +42,7 @@ class Encoding:
 
     def __post_init__(self) -> None:
         at_least_one(batch=self.batch)
-        if self.precision not in get_args(Precision):
-            raise RecipeError(f"unknown precision {self.precision!r}; {nearest(self.precision, get_args(Precision))}")
+        choices(self)
 
 
 def encode(

@@ -49,16 +49,17 @@ class TextProcessor:
         odd = next((item for item in inputs if not isinstance(item, str)), None)
         if odd is not None:
             raise IncompatibleError(f"inputs of a text model must be texts, got {type(odd).__name__}; give strings")
-        encoded = self.tokenizer(
-            list(inputs),
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=True,
-            return_token_type_ids=self.segments,
-            return_tensors="pt",
+        return dict(
+            self.tokenizer(
+                list(inputs),
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_attention_mask=True,
+                return_token_type_ids=self.segments,
+                return_tensors="pt",
+            )
         )
-        return dict(encoded)
 
     def digest(self) -> str:
         return json_digest({"files": self.files, "max_length": self.max_length, "segments": self.segments})
