@@ -168,7 +168,7 @@ def test_features_that_are_refused(change: Any, error: type[Exception], message:
 
 
 OPTIONS: dict[str, tuple[str, Any]] = {
-    "unknown precision 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
+    "'precision' must be float32, bfloat16 or float16, got 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
     "'batch' must be at least 1, got 0": ("batch", 0),
     "family 'bert' has no pooling 'clss'; did you mean 'cls'": ("pooling", "clss"),
     "the test split of 'film' is empty": ("examples", Examples([], None, "test")),

@@ -293,12 +293,12 @@ def test_hubs_that_refuse(api: Any, merged: Path) -> None:
 def test_only_what_was_verified_is_sent(merged: Path, out: Path) -> None:
     """Neither what says where experts lay on this machine, nor what came into the folder after it was verified."""
     assert (out / LOCAL).is_file()
-    upload = plan_upload(out, "org/name")
+    files = plan_upload(out, "org/name")
     (out / "notes.txt").write_text("mine")
-    assert {each.path_in_repo for each in _additions(upload)} == set(upload.files) == set(published(merged))
-    (out / "README.md").write_text("x" * upload.files["README.md"])
+    assert {each.path_in_repo for each in _additions(out, files)} == set(files) == set(published(merged))
+    (out / "README.md").write_text("x" * files["README.md"]["size"])
     with pytest.raises(OutputError, match=r"README\.md has changed since it was verified; push again"):
-        list(_additions(upload))
+        list(_additions(out, files))
 
 
 @pytest.mark.parametrize("answers", [True, False])
