@@ -131,9 +131,6 @@ def test_a_task_with_the_name_of_a_file(task: str, berts: Path, tmp_path: Path) 
         model.save(tmp_path / "out")
 
 
-# Copies
-
-
 @pytest.mark.parametrize("command", ["cp -r out copy", "cp -rL out copy", "mkdir copy; tar c out | tar x -C copy"])
 def test_a_copy_verifies_and_loads(command: str, out: Path, merged: Path) -> None:
     subprocess.run(command, shell=True, cwd=out.parent, check=True)
