@@ -171,14 +171,12 @@ def test_coefficients() -> None:
     assert (whole.rows, whole.values) == (("all layers",), ((0.3, 0.5),))
     for odd in (None, {}, {"a": "much"}, {"a": {"layers.0": None}}):
         assert recorded.coefficient_figure(odd) is None
-
-
-def test_a_manifest_that_is_anybodys() -> None:
+    # A manifest that is anybody's
     assert recorded.fit_figures({}) == ()
     assert recorded.fit_figures({"fit": []}) == ()
     assert recorded.fit_figures({"fit": {"curve": "up", "facts": {"coefficients": 3}}}) == ()
-    figures = recorded.fit_figures({"fit": {"curve": [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}],
-                                   "facts": {"coefficients": {"a": 0.3}}}})  # fmt: skip
+    curve = [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}]
+    figures = recorded.fit_figures({"fit": {"curve": curve, "facts": {"coefficients": {"a": 0.3}}}})
     assert [figure.key for figure in figures] == ["fit-loss", "coefficients"]
     assert isinstance(figures[1], Heat)
 

@@ -82,7 +82,7 @@ def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
     assert float(rows[1]["b low"]) == pytest.approx(56)
     assert rows[1]["b examples"] == "100"
     assert rows[0]["sd"] == ""
-    (first, second) = csv.DictReader(io.StringIO(comparisons_csv(compared())))
+    first, second = csv.DictReader(io.StringIO(comparisons_csv(compared())))
     assert (first["method"], first["against"], second["worse_on"]) == ("average", "ties", "b")
     assert float(second["difference"]) == pytest.approx(-30)
 

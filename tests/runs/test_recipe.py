@@ -59,9 +59,6 @@ def test_a_full_recipe(tmp_path: Path) -> None:
     assert read(tmp_path, "experts: {a: org/a}") == Recipe({"a": "org/a"})
 
 
-# Paths
-
-
 def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here / "models/base", here / "a", there / "b", there / "models/c"):
@@ -93,8 +90,6 @@ def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monk
     for out in ("/abs/out", "~/out", "~nobody-of-this-name/out"):
         assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
 
-
-# Files and their content
 
 WRONG: dict[str, tuple[bytes | str, str]] = {
     "empty": (b"", "recipe.yaml must be a mapping of options, got NoneType"),
