@@ -6,10 +6,10 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tests.models.making import build, flip_a_bit
 
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, OutputError, RecipeError
-from orthomerge.data.task import Examples, Modality
+from orthomerge.data.task import Examples
 from orthomerge.models.encoding import Encoding, _order, extract
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
@@ -83,16 +83,9 @@ def test_longest_texts_come_first_and_images_in_their_order() -> None:
     assert _order(IMAGES, PIXELS) == list(range(11))
 
 
-class Interrupted(Words):
-    """A processor during which somebody presses Ctrl-C."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        raise KeyboardInterrupt
-
-
-class WithoutMask(Words):
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {"input_ids": super().__call__(inputs)["input_ids"]}
+def odd(process: Any) -> Mock:
+    """A processor that does something else with its inputs."""
+    return Mock(wraps=WORDS, modality="text", side_effect=process)
 
 
 def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.nn.Module) -> None:
@@ -106,7 +99,7 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.
     (gradient,) = torch.autograd.grad((values @ weight.T).sum(), weight)
     assert gradient.shape == weight.shape
     with pytest.raises(KeyboardInterrupt):
-        film(bert, processor=Interrupted())
+        film(bert, processor=odd(KeyboardInterrupt))
     assert [module.training for module in bert.modules()] == before
 
 
@@ -115,9 +108,7 @@ def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module) -> None:
         narrow = film(bert, precision=precision).values
         assert narrow.dtype == torch.float32
         assert 0 < (film(bert).values - narrow).abs().max() < 0.1
-
-
-def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) -> None:
+    # Training under the caller's own autocast goes on.
     weight = bert.get_parameter("encoder.layer.0.output.dense.weight")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         film(bert, precision="bfloat16")
@@ -126,26 +117,19 @@ def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) 
     assert gradient.abs().sum() > 0
 
 
-@dataclass
-class Numbers:
-    """A processor of rows of numbers."""
-
-    modality: ClassVar[Modality] = "image"
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        assert not torch.is_autocast_enabled("cpu")
-        return {"x": torch.tensor(np.stack(inputs), dtype=torch.float32)}
-
-    def digest(self) -> str:
-        return "numbers"
+def numbers(inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Process rows of numbers."""
+    assert not torch.is_autocast_enabled("cpu")
+    return {"x": torch.tensor(np.stack(inputs), dtype=torch.float32)}
 
 
 def run(change: Any, precision: Any = "float32") -> Features:
     """Features of an encoder that gives its input back, changed."""
     examples = Examples(list(np.arange(14).reshape(7, 2)), None, "val")
-    how, encoder = Encoding(None, "cpu", precision, batch=3), torch.nn.Module()
+    how, processor = Encoding(None, "cpu", precision, batch=3), Mock(modality="image", side_effect=numbers)
+    encoder = torch.nn.Module()
     encoder.forward = lambda **batch: change(batch["x"])
-    return extract(encoder, generic(""), "output", examples, Numbers(), task="toy", how=how)
+    return extract(encoder, generic(""), "output", examples, processor, task="toy", how=how)
 
 
 def test_by_hand() -> None:
@@ -184,11 +168,14 @@ def test_features_that_are_refused(change: Any, error: type[Exception], message:
 
 
 OPTIONS: dict[str, tuple[str, Any]] = {
-    "unknown precision 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
+    "'precision' must be float32, bfloat16 or float16, got 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
     "'batch' must be at least 1, got 0": ("batch", 0),
     "family 'bert' has no pooling 'clss'; did you mean 'cls'": ("pooling", "clss"),
     "the test split of 'film' is empty": ("examples", Examples([], None, "test")),
-    "'input_ids' without 'attention_mask', so padding would count": ("processor", WithoutMask()),
+    "'input_ids' without 'attention_mask', so padding would count": (
+        "processor",
+        odd(lambda inputs: {"input_ids": WORDS(inputs)["input_ids"]}),
+    ),
 }
 
 
@@ -230,43 +217,31 @@ KEY = {"weights": "a", "pooling": "cls"}
 VALUES = torch.arange(6, dtype=torch.float32).reshape(3, 2)
 
 
-@dataclass
-class Compute:
-    """Gives features and counts its calls."""
-
-    values: torch.Tensor
-    calls: int = 0
-
-    def __call__(self) -> torch.Tensor:
-        self.calls += 1
-        return self.values
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> FeatureCache:
     return FeatureCache(tmp_path / "cache")
 
 
 def test_features_are_computed_once(cache: FeatureCache) -> None:
-    compute = Compute(VALUES.double())
+    compute = Mock(return_value=VALUES.double())
     for each in (cache, cache, FeatureCache(cache.folder)):
         values = each.get_or_compute(dict(reversed(KEY.items())), 3, compute)
         assert (values.tolist(), values.dtype) == (VALUES.tolist(), torch.float32)
-    assert compute.calls == 1
+    compute.assert_called_once()
     other = {**KEY, "pooling": "mean"}
-    assert cache.get_or_compute(other, 3, Compute(VALUES + 1)).tolist() == (VALUES + 1).tolist()
+    assert cache.get_or_compute(other, 3, lambda: VALUES + 1).tolist() == (VALUES + 1).tolist()
     assert len(list(cache.folder.iterdir())) == 2
 
 
 def other_name(path: Path) -> None:
     cache, key = FeatureCache(path.parent), {"weights": "b"}
-    cache.get_or_compute(key, 3, Compute(VALUES + 9))
+    cache.get_or_compute(key, 3, lambda: VALUES + 9)
     cache.path(key).replace(path)
 
 
 def other_rows(path: Path) -> None:
     path.unlink()
-    FeatureCache(path.parent).get_or_compute(KEY, 4, Compute(torch.zeros(4, 2)))
+    FeatureCache(path.parent).get_or_compute(KEY, 4, lambda: torch.zeros(4, 2))
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
@@ -284,12 +259,12 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_entry_is_computed_again(cache: FeatureCache, damage: Callable[[Path], Any]) -> None:
-    cache.get_or_compute(KEY, 3, Compute(VALUES))
+    compute = Mock(return_value=VALUES)
+    cache.get_or_compute(KEY, 3, compute)
     damage(cache.path(KEY))
-    compute = Compute(VALUES)
     for _ in range(2):
         assert cache.get_or_compute(KEY, 3, compute).tolist() == VALUES.tolist()
-    assert compute.calls == 1
+    assert compute.call_count == 2
 
 
 def test_two_may_write_at_once(cache: FeatureCache) -> None:
@@ -299,7 +274,7 @@ def test_two_may_write_at_once(cache: FeatureCache) -> None:
         for number in range(15):  # of an entry that is there, one reads while the other writes
             if (number + writer) % 2:
                 cache.path(KEY).unlink(missing_ok=True)
-            assert torch.equal(cache.get_or_compute(KEY, 20_000, Compute(values)), values)
+            assert torch.equal(cache.get_or_compute(KEY, 20_000, lambda: values), values)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write_many_times, range(2)))
@@ -319,25 +294,19 @@ def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         FeatureCache()
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_computed(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = Compute(VALUES)
+def test_a_folder_that_cannot_be_written_to(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is computed, and nothing is left of an entry that was not written."""
+    compute = Mock(return_value=VALUES)
     cache.folder.write_text("a file")
     with pytest.raises(OutputError, match=r"cannot keep features in .*: File exists; set ORTHOMERGE_CACHE"):
         cache.get_or_compute(KEY, 3, compute)
     cache.folder.unlink()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(OutputError, match=r"cannot keep features in .*: no permission"):
-        cache.get_or_compute(KEY, 3, compute)
-    assert compute.calls == 0
-
-
-def test_nothing_is_left_of_an_entry_that_was_not_written(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(OutputError, match=r"cannot keep features in .*: no permission"):
+            cache.get_or_compute(KEY, 3, compute)
+    compute.assert_not_called()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"cannot write .*: No space left on device; make room"):
-        cache.get_or_compute(KEY, 3, Compute(VALUES))
+        cache.get_or_compute(KEY, 3, compute)
     assert list(cache.folder.iterdir()) == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,10 +106,9 @@ def test_grey_becomes_rgb(tmp_path: Path) -> None:
     assert batch["pixel_values"].shape == (3, 3, 8, 8)
     assert torch.allclose(batch["pixel_values"][0], torch.tensor(2.0))
     assert torch.allclose(batch["pixel_values"][1], torch.tensor(-2.0))
-    processor = images(tmp_path, 1)
-    assert processor([np.zeros((8, 8), np.uint8)])["pixel_values"].shape == (1, 1, 8, 8)
+    assert images(tmp_path, 1)([grey])["pixel_values"].shape == (1, 1, 8, 8)
     with pytest.raises(IncompatibleError, match="reads images with 1 channel, got 3"):
-        processor([np.zeros((8, 8, 3), np.uint8)])
+        images(tmp_path, 1)([np.zeros((8, 8, 3), np.uint8)])
 
 
 def test_image_processors_that_are_refused(tmp_path: Path) -> None:
@@ -123,10 +122,10 @@ def test_image_processors_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_image_processors_in_other_places(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"image_size": 6, "num_channels": 1}}))
-    assert load_processor(tmp_path, modality="image") == PixelProcessor(6, channels=1)
-    (tmp_path / "config.json").write_text(json.dumps({"image_size": [6, 4]}))
-    assert load_processor(tmp_path, modality="image") == PixelProcessor((6, 4))
+    grey: dict[str, Any] = {"vision_config": {"image_size": 6, "num_channels": 1}}
+    for config, expected in ((grey, PixelProcessor(6, channels=1)), ({"image_size": [6, 4]}, PixelProcessor((6, 4)))):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert load_processor(tmp_path, modality="image") == expected
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": VIT}))
     assert isinstance(load_processor(tmp_path, modality="image"), ImageProcessor)
 
@@ -160,36 +159,25 @@ def test_pixels_that_are_refused() -> None:
         PixelProcessor(8)([np.zeros((2, 2, 4), np.uint8)])
 
 
-def numbers(count: int) -> Examples:
-    return Examples([np.full((2, 2), n, np.uint8) for n in range(count)], None, "test")
-
-
-def seen(processed: Sequence[dict[str, torch.Tensor]]) -> list[int]:
-    return [round(float(value)) for batch in processed for value in batch["pixel_values"][:, 0, 0, 0]]
-
-
-PLAIN: Processor = PixelProcessor(2, mean=(0.0,), std=(1 / 255,), channels=1)
-
-
 def test_batches_lose_nothing() -> None:
+    plain = PixelProcessor(2, mean=(0.0,), std=(1 / 255,), channels=1)
+
+    def seen(count: int, size: int, **order: Any) -> list[list[int]]:
+        """The numbers that the inputs consist of, by batch."""
+        inputs = Examples([np.full((2, 2), number, np.uint8) for number in range(count)], None, "test")
+        made = batches(inputs, plain, size, **order)
+        return [batch["pixel_values"][:, 0, 0, 0].round().int().tolist() for batch in made]
+
     for count, size in ((10, 4), (8, 4), (3, 4), (1, 1), (0, 4)):
-        processed = list(batches(numbers(count), PLAIN, size))
-        assert seen(processed) == list(range(count))
-        assert [len(batch["pixel_values"]) for batch in processed][:-1] == [size] * (len(processed) - 1)
-    assert seen(list(batches(numbers(5), PLAIN, 2, order=[4, 0, 0, 3]))) == [4, 0, 0, 3]
+        assert seen(count, size) == [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+    assert seen(5, 2, order=[4, 0, 0, 3]) == [[4, 0], [0, 3]]
 
-    class Loses(PixelProcessor):
-        def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-            return super().__call__(inputs[1:])
-
+    loses = Mock(side_effect=lambda inputs: plain(inputs[1:]))
     with pytest.raises(IncompatibleError, match="one row per input, got 1 rows of 'pixel_values' from 2 inputs"):
-        next(batches(numbers(3), Loses(2), 2))
+        next(batches(some_images((2, 2)), loses, 2))
 
 
 # Pools: what fits is kept, and batches are those of the processor
-
-CPU = torch.device("cpu")
-MUCH = 1 << 30
 
 
 def some_texts() -> Examples:
@@ -206,15 +194,14 @@ def some_images(*shapes: tuple[int, ...], count: int = 30) -> Examples:
     return Examples(made, random.integers(0, 2, count), "train")
 
 
-def same(first: Batch, second: Batch) -> bool:
+def same(first: Batch, second: Batch) -> None:
     """Names in their order, dtypes and bytes."""
-    return list(first) == list(second) and all(
-        tensor.dtype == second[name].dtype and tensor.equal(second[name]) for name, tensor in first.items()
-    )
+    assert list(first) == list(second)
+    torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
 
 
-def pool_of(source: Examples, processor: Processor, room: int = MUCH) -> Pool:
-    return Pool.of([Part(source, processor)], CPU, room=room)
+def pool_of(source: Examples, processor: Processor, room: int = 1 << 30) -> Pool:
+    return Pool.of([Part(source, processor)], torch.device("cpu"), room=room)
 
 
 def check(source: Examples, processor: Processor) -> None:
@@ -225,8 +212,8 @@ def check(source: Examples, processor: Processor) -> None:
     for size in (1, 7, len(source)):
         for rows in torch.split(torch.randperm(len(source), generator=torch.Generator().manual_seed(0)), size):
             expected = processor([source.inputs[row] for row in rows.tolist()])
-            assert same(kept.batch(rows), expected)
-            assert same(fresh.batch(rows), expected)
+            same(kept.batch(rows), expected)
+            same(fresh.batch(rows), expected)
 
 
 def test_texts_of_a_pool_are_padded_as_the_tokenizer_does(tmp_path: Path) -> None:
@@ -247,10 +234,8 @@ def test_images_of_a_pool(shapes: list[tuple[int, ...]], tmp_path: Path) -> None
     """Images of mixed sizes are processed as each alone is."""
     check(some_images(*shapes), PixelProcessor((16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))
     check(some_images((8, 8)), PixelProcessor(8, channels=1))
-    processor = images(
-        tmp_path, size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
-    )
-    check(some_images(*shapes), processor)
+    numbers: dict[str, Any] = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    check(some_images(*shapes), images(tmp_path, size={"height": 32, "width": 32}, **numbers))
 
 
 def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
@@ -261,7 +246,7 @@ def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
         expected = pool_of(source, processor, 0).batch(rows)
         assert isinstance(source.inputs, list)
         source.inputs[:] = [None] * len(source)
-        assert same(pool.batch(rows), expected)
+        same(pool.batch(rows), expected)
 
 
 def test_only_what_fits_is_kept() -> None:

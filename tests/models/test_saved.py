@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.berts import contents
 from tests.models.conftest import NAMES
-from tests.models.making import flip_a_bit, same_tensors, stock
+from tests.models.making import flip_a_bit, reloaded, same_tensors, stock
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, RecipeError
@@ -30,21 +32,17 @@ from orthomerge.models.skeleton import quiet
 # What is written
 
 
-def test_the_layout(merged: Path) -> None:
+def test_the_layout(merged: Path, berts: Path) -> None:
+    """Nothing of this machine is in what is published."""
     small = {"head.safetensors", "config.json", "model.safetensors.index.json"}
     linked = {"encoder.safetensors", "vocab.txt", "tokenizer_config.json"}
-    assert {path.name for path in merged.iterdir()} == {"README.md", "orthomerge.json", LOCAL, *linked, *NAMES}
+    assert {path.name for path in merged.iterdir()} == {"README.md", MANIFEST, LOCAL, *linked, *NAMES}
     for task in NAMES:
         assert {path.name for path in (merged / task).iterdir()} == small | linked
         assert all((merged / task / name).readlink() == Path("..") / name for name in linked)
-    assert set(read_manifest(merged)["files"]) == set(contents(merged)) - {"orthomerge.json", LOCAL}
-
-
-def test_nothing_of_this_machine_is_in_what_is_published(merged: Path, berts: Path) -> None:
-    for path in merged.rglob("*"):
-        if path.is_file() and path.name != LOCAL:
-            assert str(berts).encode() not in path.read_bytes(), path
-    assert str(berts) in (merged / LOCAL).read_text()
+    files = contents(merged)
+    assert set(read_manifest(merged)["files"]) == set(files) - {MANIFEST, LOCAL}
+    assert [name for name, data in files.items() if str(berts).encode() in data] == [LOCAL]
 
 
 def test_a_digest_is_of_content(model: om.Model, merged: Path, tmp_path: Path) -> None:
@@ -82,8 +80,7 @@ def test_a_task_folder_is_an_expert(merged: Path, berts: Path, tmp_path: Path) -
     again = om.merge({"two": merged / "two"}, "average", base=berts / "base")
     assert same_tensors(again, om.load(merged))
     assert again.labels == {"two": ("two-0", "two-1")}
-    again.save(tmp_path / "again")
-    assert om.load(tmp_path / "again").digest == om.load(merged).digest
+    assert reloaded(again, tmp_path / "again").digest == om.load(merged).digest
 
 
 def test_heads_that_read_the_encoder_differently(model: om.Model, tmp_path: Path) -> None:
@@ -91,18 +88,16 @@ def test_heads_that_read_the_encoder_differently(model: om.Model, tmp_path: Path
     heads: Any = dict(model.heads)
     heads["three"] = replace(heads["three"], pooling="mean", max_length=5)
     mixed = model.with_heads(heads)
-    mixed.save(tmp_path / "out")
-    loaded = om.load(tmp_path / "out")
+    loaded = reloaded(mixed, tmp_path / "out")
     text = "it was a very good film and not a bad film"
-    ours, theirs, plain = mixed.predict(text), loaded.predict(text), model.predict(text)
-    assert ours == theirs
-    assert ours["two"] == plain["two"]
-    assert ours["three"].scores != plain["three"].scores
-    encoder = loaded.encoder.module()
+    theirs, plain = loaded.predict(text), model.predict(text)
+    assert mixed.predict(text) == theirs
+    assert theirs["two"] == plain["two"]
+    assert theirs["three"].scores != plain["three"].scores
+    batch = loaded.processor.processor(5)([text])
+    assert batch["input_ids"].shape == (1, 5)
     with torch.no_grad():
-        batch = loaded.processor.processor(5)([text])
-        assert batch["input_ids"].shape == (1, 5)
-        features = encoder(**batch).last_hidden_state.mean(1)
+        features = loaded.encoder.module()(**batch).last_hidden_state.mean(1)
         by_hand = (features @ heads["three"].output.weight.T + heads["three"].output.bias).softmax(1)[0]
     assert list(theirs["three"].scores.values()) == pytest.approx(by_hand.tolist(), abs=1e-6)
     assert (tmp_path / "out/two/config.json").is_file()
@@ -173,7 +168,7 @@ def test_what_is_loaded_is_what_was_verified(out: Path) -> None:
 
 
 def test_a_folder_of_the_first_version(out: Path) -> None:
-    (out / "orthomerge.json").write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
+    (out / MANIFEST).write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
     for call in (om.load, verify_folder):
         with pytest.raises(CheckpointError, match=r"was written by orthomerge 0\.1\.0, .*; merge again"):
             call(out)
@@ -186,18 +181,16 @@ GONE: Any = object()
 
 def change(out: Path, *changes: tuple[str | tuple[str, ...], Any]) -> None:
     """Give values of the manifest another value, or none; their keys are separated by spaces."""
-    path = out / "orthomerge.json"
-    document = json.loads(path.read_text())
+    document = json.loads((out / MANIFEST).read_text())
     for keys, value in changes:
         *above, last = keys.split() if isinstance(keys, str) else keys
         place = document
         for key in above:
             place = place[key]
+        place[last] = value
         if value is GONE:
             del place[last]
-        else:
-            place[last] = value
-    path.write_text(json.dumps(document))
+    (out / MANIFEST).write_text(json.dumps(document))
 
 
 DAMAGE: list[tuple[str, Any, str]] = [
@@ -279,21 +272,15 @@ def test_verify_does_not_follow_links_that_leave(out: Path, tmp_path: Path, monk
         (out / name).symlink_to(tmp_path / name)
     (out / "more").symlink_to("/etc/hostname")
     (out / "loop").symlink_to("loop")
-    opened: list[Path] = []
-
-    class Watched(RawFile):
-        def __init__(self, path: Path) -> None:
-            opened.append(path)
-            super().__init__(path)
-
-    monkeypatch.setattr("orthomerge.models.saved.RawFile", Watched)
+    reader = Mock(wraps=RawFile)
+    monkeypatch.setattr("orthomerge.models.saved.RawFile", reader)
     problems = verify_folder(out)
     for name in ("README.md", "two/config.json"):
         assert f"{name} is behind a link that leaves the folder, so it was not read" in problems
     for name in ("two", "more", "loop"):
         assert f"{name} was not written by the merge" in problems
-    assert opened
-    assert all(path.resolve().is_relative_to(out.resolve()) for path in opened)
+    reader.assert_called()
+    assert all(call.args[0].resolve().is_relative_to(out.resolve()) for call in reader.call_args_list)
 
 
 def test_verify_follows_links_that_stay_and_reports_a_name_that_no_file_can_have(out: Path) -> None:
@@ -365,23 +352,22 @@ def test_a_head_of_two_layers_is_read(out: Path) -> None:
 
 
 def test_companions_in_the_hubs_cache(tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--a--b/snapshots/0", tmp_path / "models--a--b/blobs"
-    (snapshot / "topic").mkdir(parents=True)
-    blobs.mkdir()
-    (blobs / "1").write_text("x")
-    (snapshot / "vocab.txt").symlink_to("../../blobs/1")
-    (snapshot / "topic/vocab.txt").symlink_to("../../../blobs/1")
-    assert companions(snapshot) == [snapshot / "vocab.txt"]
-    assert companions(snapshot / "topic") == [snapshot / "topic/vocab.txt"]
+    snapshot, blob = tmp_path / "models--a--b/snapshots/0", tmp_path / "models--a--b/blobs/1"
+    for folder in (snapshot / "topic", blob.parent):
+        folder.mkdir(parents=True)
+    blob.write_text("x")
+    for folder, up in ((snapshot, "../.."), (snapshot / "topic", "../../..")):
+        (folder / "vocab.txt").symlink_to(f"{up}/blobs/1")
+        assert companions(folder) == [folder / "vocab.txt"]
 
 
-def test_companions_are_checked(tmp_path: Path) -> None:
+def test_companions_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").symlink_to("words")
     with pytest.raises(CheckpointError, match=r"vocab\.txt is a link to nothing; fetch the file again"):
         companions(tmp_path)
     (tmp_path / "words").write_text("x")
     assert companions(tmp_path) == [tmp_path / "vocab.txt"]
-    with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate((64 << 20) + 1)
+    (tmp_path / "tokenizer.json").touch()
+    os.truncate(tmp_path / "tokenizer.json", (64 << 20) + 1)
     with pytest.raises(CheckpointError, match=r"json must have at most 67108864 bytes, .*, got 67108865; fetch it"):
         companions(tmp_path)

@@ -126,6 +126,7 @@ def test_weight_and_bias_of_a_head_come_from_one_place() -> None:
 
 
 def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None:
+    """The one is taken whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
     tensors = under("student.bert.") | under("teacher.bert.")
     split = expert(tensors)
     assert sorted(split.prefixes) == ["student.bert.", "teacher.bert."]
@@ -136,10 +137,6 @@ def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None
     assert set(chosen.unknown) == set(under("student.bert."))
     assert expert(tensors, prefix="teacher.bert") == chosen  # the point is understood
     assert expert(under("") | under("bert.")).prefixes == ("bert.", "")
-
-
-def test_which_of_two_encoders_is_taken() -> None:
-    """The one whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
     tensors = under("student.bert.", ENCODER | {WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
     assert expert(tensors).prefixes == ("teacher.bert.",)
     more = expert(under("bert.") | specs(f"ema.{WORDS}"))
@@ -184,7 +181,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
 
-def test_heads_of_two_layers() -> None:
+def test_heads_of_two_layers_and_under_other_names() -> None:
     layout = ROBERTA.head
     assert layout is not None
     tensors = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(*layout.parts().values())
@@ -192,9 +189,7 @@ def test_heads_of_two_layers() -> None:
     assert split.head == layout.parts()
     assert split.head["hidden.bias"] == "classifier.dense.bias"
     accounted(split, tensors)
-
-
-def test_a_head_under_another_name() -> None:
+    # Under another name.
     tensors = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
     split = expert(tensors, layout=HeadLayout(("fc",)))
     assert split.head == {"weight": "module.fc.weight"}
@@ -241,15 +236,12 @@ def test_gamma_and_beta_become_weight_and_bias(name: str, tmp_path: Path) -> Non
     assert (adapted[first].tolist(), adapted["LayerNorm.bias"].tolist()) == ([0.0, 0.0], [2.0, 2.0])
 
 
-def test_aliases_are_renamed_too(tmp_path: Path) -> None:
+def test_aliases_are_renamed_too_and_two_names_become_one_in_no_checkpoint(tmp_path: Path) -> None:
     plain = opened(tmp_path, "a.LayerNorm.gamma")
     aliases = {"b.LayerNorm.gamma": "a.LayerNorm.gamma"}
     adapted = family("bert").adapted(Checkpoint(plain.path, plain.entries, aliases=aliases))
     assert adapted.aliases == {"b.LayerNorm.weight": "a.LayerNorm.weight"}
     assert torch.equal(adapted["b.LayerNorm.weight"], plain["a.LayerNorm.gamma"])
-
-
-def test_both_old_and_new_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"both 'LayerNorm\.\w+' and .* two names of 'LayerNorm.weight'"):
         family("bert").adapted(opened(tmp_path, "LayerNorm.gamma", "LayerNorm.weight"))
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,12 +33,6 @@ def merged(models: Path) -> om.Model:
     return om.merge({name: models / name for name in ("two", "three")}, "average", base=models / "base")
 
 
-def write_other_weights(folder: Path) -> None:
-    tensors = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
-    torch.save(tensors, folder / "adapter_model.bin")
-
-
 # What a config may ask for; none of it has an effect, or reaches an output.
 KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_attn_implementation_internal")
 SWITCHES = ("torchscript", "output_hidden_states", "output_attentions", "gradient_checkpointing")
@@ -60,11 +55,13 @@ def change_json(path: Path, **change: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["base", "two"])
-def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: Path, offline: list[object]) -> None:
+def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: Path, offline: Mock) -> None:
     plain = merged(models)
     before = plain.predict("a good film")
     for folder in (models / "base", models / "two"):
-        write_other_weights(folder)
+        tensors = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
+        torch.save(tensors, folder / "adapter_model.bin")
     change_json(models / role / "config.json", **OPTIONS)
     change_json(models / "base/tokenizer_config.json", name_or_path="org/name")
     model = merged(models)
@@ -77,7 +74,7 @@ def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: P
         config = document["encoder"]["config"] if "encoder" in document else document
         assert {config[key] for key in OPTIONS if key in config} <= {"float32"}
     assert stock(tmp_path / "out/two").num_labels == 2
-    assert offline == []
+    offline.assert_not_called()
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "processor_config.json"])
@@ -153,22 +150,17 @@ def test_a_folder_that_is_a_link_is_followed(models: Path) -> None:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Whoever asks for an address, or for a model of the hub, is noted."""
-    requests: list[object] = []
-
-    def refuse(*arguments: object, **options: object) -> None:
-        requests.append(arguments)
-        raise OSError("there is no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr("orthomerge.files.opening.fetch", refuse)
-    return requests
+def offline(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Whoever asks for an address, or for a model of the hub, is refused and noted."""
+    network = Mock(side_effect=OSError("there is no network"))
+    monkeypatch.setattr(socket, "getaddrinfo", network)
+    monkeypatch.setattr(socket.socket, "connect", network)
+    monkeypatch.setattr("orthomerge.files.opening.fetch", network)
+    return network
 
 
 def test_a_path_is_never_asked_of_the_hub(
-    berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: list[object]
+    berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: Mock
 ) -> None:
     """Neither one of a recipe, which is given by its bare name, nor a `Path`."""
     monkeypatch.chdir(tmp_path)
@@ -179,10 +171,10 @@ def test_a_path_is_never_asked_of_the_hub(
     for experts, base in (({"two": Path("org/two")}, berts / "base"), ({"two": berts / "two"}, Path("org/base"))):
         with pytest.raises(OrthomergeError, match="does not exist"):
             om.open(experts, base=base).check()
-    assert offline == []
+    offline.assert_not_called()
 
 
-def test_what_a_saved_model_records_asks_for_nothing(models: Path, tmp_path: Path, offline: list[object]) -> None:
+def test_what_a_saved_model_records_asks_for_nothing(models: Path, tmp_path: Path, offline: Mock) -> None:
     merged(models).save(tmp_path / "out")
     place = {"absolute": "org/name", "relative": "org/name"}
     change_json(tmp_path / "out" / LOCAL, places={"two": place, "three": place, "": place})
@@ -190,4 +182,4 @@ def test_what_a_saved_model_records_asks_for_nothing(models: Path, tmp_path: Pat
     with pytest.raises(OrthomergeError, match="was not found"):
         reopen_experts(model)
     assert model.predict("a good film")
-    assert offline == []
+    offline.assert_not_called()
