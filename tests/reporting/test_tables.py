@@ -86,8 +86,8 @@ def test_csv_has_numbers_and_the_intervals_of_every_task_and_columns_of_seeds() 
     assert (first["method"], first["against"], second["worse_on"]) == ("average", "ties", "b")
     assert float(second["difference"]) == pytest.approx(-30)
     # Several seeds have columns of their own.
-    rows = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
-    table = board_table(boards(rows)[0])
+    drawn = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
+    table = board_table(boards(drawn)[0])
     assert table.names[-4:] == ("sd", "worst", "seeds", "extra")
     assert table.texts[0][-4:] == ("14.1", "50.0", "2", "0")
 
