@@ -34,14 +34,9 @@ check_base: false
 """
 
 
-def write(folder: Path, text: str | bytes) -> Path:
-    path = folder / "recipe.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 def read(folder: Path, text: str | bytes) -> Recipe:
-    return read_recipe(write(folder, text))
+    (folder / "recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_recipe(folder / "recipe.yaml")
 
 
 def test_a_full_recipe(tmp_path: Path) -> None:
