@@ -14,10 +14,9 @@ import pytest
 import torch
 from tests.analysis.making import PROCESSOR, Toy
 
-from orthomerge.api.evaluate import evaluate
+from orthomerge import Model, evaluate
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
-from orthomerge.models.model import Model
 from orthomerge.suites import eights
 from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.suite import Suite, make_experts

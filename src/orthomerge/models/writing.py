@@ -25,7 +25,7 @@ from orthomerge.files.documents import write_bytes, write_json
 from orthomerge.files.folders import EXPORT, LOCAL, MANIFEST, names_in, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
-from orthomerge.files.safetensors import write_index, write_shards
+from orthomerge.files.safetensors import plan_shards, write_index, write_shards
 from orthomerge.models.card import model_card
 from orthomerge.models.family import classifier_config, head_names, named_tensors, why_not_stock
 from orthomerge.models.heads import Head, head_of
@@ -88,9 +88,11 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     hashed = HashedTensors(model.weights, family.prefix)
-    with closing((family.prefix + key, block) for key, block in hashed.blocks()) as named:
+    single = len(plan_shards(specs, most)) == 1  # then the hash of the file is that of the content
+    blocks = model.weights.blocks() if single else hashed.blocks()
+    with closing((family.prefix + key, block) for key, block in blocks) as named:
         written = write_shards(folder, specs, named, max_bytes=most, progress=progress.advance, stem=ENCODER)
-    model.encoder.content = hashed.digest()
+    model.encoder.content = written[0].digest if single else hashed.digest()
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
