@@ -302,7 +302,7 @@ def poison(optimiser: torch.optim.Optimizer) -> None:
             parameter.fill_(float("nan"))
 
 
-def test_a_full_device_and_a_loss_that_is_no_number(
+def test_a_loss_that_is_no_number_names_task_and_step(
     levels: Task, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Broken(PROCESSORS["image"], 3, torch.OutOfMemoryError("CUDA out of memory"))
