@@ -1,4 +1,4 @@
-"""Planted maps are found and measured on other inputs; cosines, densities and points in the plane by hand."""
+"""Planted maps are found and measured on other inputs; cosines, histograms and points in the plane by hand."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from orthomerge.analysis.families import (
     family_figures,
     fit_maps,
     read_logits,
-    read_mapped,
     relative_distance,
 )
-from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_figures, span
+from orthomerge.analysis.geometry import Geometry, geometry_figures
 from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Head, Linear
@@ -72,10 +71,10 @@ def test_the_identity_reads_as_the_head_does(kind: str) -> None:
     head = head_of(kind)
     H, T = read_by(head, doubles(30, 6)), read_by(head, doubles(30, 6, seed=1))
     truth = logits_from(head, T).argmax(1)
-    perfect = read_mapped(torch.Tensor.double, T, T, head=head, truth=truth)
-    assert (perfect.distance, perfect.hits.mean()) == (0, 1)
+    perfect = read_logits(logits_from(head, T), logits_from(head, T), head=head, truth=truth)
+    assert (relative_distance(T, T), perfect.hits.mean()) == (0, 1)
     assert perfect.kl == pytest.approx(0, abs=1e-12)
-    other = read_mapped(torch.Tensor.double, H, T, head=head, truth=truth)
+    other = read_logits(logits_from(head, H), logits_from(head, T), head=head, truth=truth)
     assert other.kl > 0
     assert other.hits.mean() < 1
 
@@ -128,7 +127,7 @@ def test_one_input_can_be_measured_and_drawn() -> None:
     assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
 
 
-def test_every_task_counts_alike_in_a_density() -> None:
+def test_every_task_counts_alike_in_a_histogram() -> None:
     many = Geometry(np.full(1000, 0.2), np.full(1000, 1.0))
     few = Geometry(np.full(10, 0.8), np.full(10, 1.0))
     kinds = ("none", "orthogonal", "linear")
@@ -138,44 +137,13 @@ def test_every_task_counts_alike_in_a_density() -> None:
     assert isinstance(lines, Lines)
     assert isinstance(bars, Bars)
     curve = lines.curves[0]
-    middle = [x < 0.5 for x in curve.x]
-    below = np.trapezoid([y for y, low in zip(curve.y, middle, strict=True) if low], [x for x in curve.x if x < 0.5])
+    width = curve.x[1] - curve.x[0]
+    areas = {x: width * y for x, y in zip(curve.x, curve.y, strict=True) if y}
     assert [curve.name for curve in lines.curves] == ["raw", "orthogonal", "linear"]
     assert "fitted on train inputs" in lines.caption
     assert bars.series[0].values == (0.2, 0.8)
-    assert below == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 500])
-def test_it_integrates_to_one(count: int) -> None:
-    values = np.random.default_rng(count).normal(3.0, 0.7, count)
-    grid = span(values, points=4001)
-    assert np.trapezoid(density(values, grid, width=bandwidth(values)), grid) == pytest.approx(1, abs=1e-3)
-
-
-def test_nothing_goes_beyond_an_end_and_nothing_is_lost_there() -> None:
-    values = 1 - np.random.default_rng(0).exponential(0.02, 500)
-    grid = span(values, points=4001, ends=(-1.0, 1.0))
-    assert grid[-1] == 1.0
-    assert np.trapezoid(density(values, grid, width=bandwidth(values), ends=(-1.0, 1.0)), grid) == pytest.approx(
-        1, abs=1e-3
-    )
-    assert density(values, np.array([1.001, -1.001]), width=0.1, ends=(-1.0, 1.0)).tolist() == [0.0, 0.0]
-
-
-def test_the_kernel_and_its_width_by_hand() -> None:
-    values = np.arange(1.0, 10.0)  # deviation sqrt(60 / 9), quarters 3 and 7
-    assert bandwidth(values) == pytest.approx(0.9 * min(math.sqrt(60 / 9), 4 / 1.34) * 9**-0.2)
-    assert density(np.array([2.0]), np.array([2.0, 2.5]), width=0.5) == pytest.approx(
-        [1 / (0.5 * math.sqrt(2 * math.pi)), math.exp(-0.5) / (0.5 * math.sqrt(2 * math.pi))]
-    )
-
-
-def test_equal_values_are_a_narrow_peak() -> None:
-    values = np.ones(50)
-    assert bandwidth(values) == 1e-3
-    grid = span(values)
-    assert np.trapezoid(density(values, grid, width=bandwidth(values)), grid) == pytest.approx(1, abs=1e-3)
+    assert list(areas) == pytest.approx([0.2, 0.8], abs=width)
+    assert list(areas.values()) == pytest.approx([0.5, 0.5])
 
 
 def clusters(count: int = 30) -> torch.Tensor:

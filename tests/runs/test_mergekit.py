@@ -181,7 +181,6 @@ def test_names_of_experts_are_valid_and_differ(references: list[str], names: lis
             {"merge_method": "task_arithmetic", "models": listed(weight=1, density=0.5)},
             "'density' does nothing in",
         ),
-        ({"dtype": "float3"}, "cannot write weights as 'float3'; did you mean 'float32'"),
         ({"random_seed": 7}, "'random_seed' is not supported .*; leave it out, or write a recipe of ours, which has"),
     ],
 )

@@ -207,7 +207,7 @@ def test_places_that_are_not_ours(berts: Path, tmp_path: Path) -> None:
 def test_problems_are_found_before_any_work(berts: Path, tmp_path: Path) -> None:
     text = RECIPE.replace("protocol: knn", "protocol: knm").replace("three: three.csv}\n", "tree: x.csv}\n")
     recipe = lay_out(berts, tmp_path, text)
-    problems = plan(read_recipe(recipe)).problems
+    problems = plan(read_recipe(recipe))[0]
     assert [problem.where for problem in problems] == ["evaluate", *["evaluate: data of 'tree'"] * 2]
     assert "did you mean 'knn'" in str(problems[0])
     refused: list[tuple[str, type[OrthomergeError], str]] = [

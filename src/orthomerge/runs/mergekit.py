@@ -17,7 +17,6 @@ from typing import Any
 from orthomerge.core.errors import RecipeError, nearest, some
 from orthomerge.core.schema import build
 
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _ALL = ("weight", "density", "lambda", "normalize")
 # Methods by their name in mergekit: our name, and mergekit's parameters.
 _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -90,8 +89,6 @@ def _translated(config: _Config) -> dict[str, Any]:
         fix = "if all models share one tokenizer, leave it out, or use 'base' with a 'base_model'"
         raise RecipeError(f"tokenizer source {source!r} rearranges the embeddings, which is not done here; {fix}")
     dtype = config.dtype.removeprefix("torch.")
-    if dtype not in ("keep", *_DTYPES):
-        raise RecipeError(f"cannot write weights as {dtype!r}; {nearest(dtype, _DTYPES)}")
     read = {"linear": _linear, "slerp": _slerp}.get(method, _task_vectors)
     models, parameters = read(config)
     experts = dict(zip(_names(models), models, strict=True))
