@@ -67,7 +67,7 @@ def test_marks() -> None:
     assert [row.mark for row in inductive.rows] == ["★", "↓≈"]
     assert [row.mark for row in free.rows] == ["★", "↓"]
     assert free.rows[1].apart == {"b": "worse"}
-    assert "less than 1 points apart" in legend(inductive)
+    assert "less than 1 point apart" in legend(inductive)
     assert legend(transductive) == ""
     assert "ref." not in board_table(transductive).names
 

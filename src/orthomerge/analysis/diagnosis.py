@@ -41,7 +41,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Lines(_Figure):
-    """Curves over one axis: densities, sensitivity, accuracy by shots, losses."""
+    """Curves over one axis: histograms, sensitivity, accuracy by shots, losses."""
 
     x: str
     y: str

@@ -72,7 +72,9 @@ def _with_best(rows: Sequence[Line]) -> tuple[Line, ...]:
 def legend(board: Board) -> str:
     if not any(row.verdict for row in board.rows):
         return ""
-    margin = "the margin" if board.margin is None else f"{100 * board.margin:g} points"
+    margin = (
+        "the margin" if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
+    )
     return (
         f"{MARKS['reference']} what the others that were scored in the same way are compared with; "
         f"{MARKS['better']} better, {MARKS['worse']} worse than it (paired bootstrap, Holm, p < 0.05); "

@@ -33,13 +33,8 @@ _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _REFUSED = {
     "slices": "only whole models can be merged here: list them under 'models'",
     "modules": "only whole models can be merged here: list them under 'models'",
-    "out_dtype": "give the type of the output as 'dtype'",
     "tokenizer": "embeddings are never rearranged: merge models with one vocabulary, and leave it out",
-    "chat_template": "a classifier has no use for it: leave it out",
     "random_seed": "leave it out, or write a recipe of ours, which has 'seed'",
-    "gamma": "leave it out for mergekit's 0.01, or write a recipe of ours with 'breadcrumbs'",
-    "rescale": "leave it out for mergekit's default, or write a recipe of ours",
-    "filter_wise": "here each tensor has one angle: leave it out",
 }
 _SMALLEST_SUM = 1e-8  # of weights that are divided by their sum, as in mergekit
 
