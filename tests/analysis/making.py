@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
-from orthomerge.models.model import Model
 from orthomerge.models.processing import PixelProcessor
 from orthomerge.models.skeleton import quiet
 
@@ -28,15 +27,25 @@ PROCESSOR = PixelProcessor(size=8, channels=1)
 COUNTS: dict[Split, int] = {"train": 45, "val": 32, "test": 37}  # the last batch is never full
 LABELS = {"bright": ("dark", "grey", "light"), "where": ("top", "middle", "bottom")}
 _SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "image_size": 8,
-    "patch_size": 4,
-    "num_channels": 1,
-    "initializer_range": 0.2,
-}
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 8,
+    "patch_size": 4, "num_channels": 1, "initializer_range": 0.2,
+}  # fmt: skip
+CHEAP: dict[str, Any] = {"epochs": 2}
+CURRENT = EvaluationProtocol("current")
+PROTOCOLS = (
+    CURRENT,
+    EvaluationProtocol("knn", shots=2, seeds=2),
+    EvaluationProtocol("aligned-c", CHEAP, shots=0.5, seeds=2),
+    EvaluationProtocol("aligned-c", CHEAP),
+    EvaluationProtocol("probe", {"steps": 5}),
+    EvaluationProtocol("knn", shots=3, access="transductive"),
+    EvaluationProtocol("aligned-c", CHEAP, access="transductive"),
+)
+
+
+def task_with(task: Task, split: str, part: Examples) -> Task:
+    """A task with another part as one of its splits."""
+    return replace(task, splits={**task.splits, split: part})
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,33 @@ class Toy:
     @property
     def encoding(self) -> Encoding:
         return Encoding(FeatureCache(self.folder / "features"), "cpu", batch=8, processor=PROCESSOR)
+
+    def encoded(self, *, how: Encoding | None = None, tasks: Any = None, teachers: Any = None) -> EncodedTasks:
+        experts = self.experts.sources if teachers is None else teachers
+        return EncodedTasks(self.tasks if tasks is None else tasks, experts, how or self.encoding)
+
+    def alone(self) -> Subject:
+        """The experts."""
+        return Subject("expert", self.experts.sources)
+
+    def average(self, **more: Any) -> Subject:
+        return replace(Subject.of(merge(self.experts, method="average"), self.tasks), **more)
+
+    def total(self) -> Subject:
+        return Subject.of(merge(self.experts, method="task_arithmetic", scale=1.0), self.tasks)
+
+    def scored(self, subjects: Sequence[Subject], protocols: Any = (CURRENT,), **more: Any) -> list[Scored]:
+        return list(evaluate(subjects, protocols, self.encoded(**more)))
+
+    def without_labels(self, split: Split) -> dict[str, Task]:
+        return {name: task_with(task, split, task[split].unlabelled()) for name, task in self.tasks.items()}
+
+    def with_wrong_labels(self, name: str, split: Split) -> dict[str, Task]:
+        """All labels of one split of a task moved on by one class."""
+        task, part = self.tasks[name], self.tasks[name][split]
+        assert part.labels is not None
+        wrong = replace(part, labels=(part.labels + 1) % len(task.labels))
+        return {**self.tasks, name: task_with(task, split, wrong)}
 
 
 def make_tasks() -> dict[str, Task]:
@@ -101,48 +137,6 @@ def solve_head(expert: Any, train: Examples) -> None:
         expert.classifier.bias.copy_(solved[:, -1])
 
 
-CHEAP: dict[str, Any] = {"epochs": 2}
-CURRENT = EvaluationProtocol("current")
-PROTOCOLS = (
-    CURRENT,
-    EvaluationProtocol("knn", shots=2, seeds=2),
-    EvaluationProtocol("aligned-c", CHEAP, shots=0.5, seeds=2),
-    EvaluationProtocol("aligned-c", CHEAP),
-    EvaluationProtocol("probe", {"steps": 5}),
-    EvaluationProtocol("knn", shots=3, access="transductive"),
-    EvaluationProtocol("aligned-c", CHEAP, access="transductive"),
-)
-
-
-def encoded(
-    toy: Toy,
-    *,
-    how: Encoding | None = None,
-    tasks: Mapping[str, Task] | None = None,
-    teachers: Mapping[str, Model] | None = None,
-) -> EncodedTasks:
-    experts = toy.experts.sources if teachers is None else teachers
-    return EncodedTasks(toy.tasks if tasks is None else tasks, experts, how or toy.encoding)
-
-
-def experts(toy: Toy) -> Subject:
-    return Subject("expert", toy.experts.sources)
-
-
-def average(toy: Toy, **more: Any) -> Subject:
-    return replace(Subject.of(merge(toy.experts, method="average"), toy.tasks), **more)
-
-
-def total(toy: Toy, **more: Any) -> Subject:
-    return replace(Subject.of(merge(toy.experts, method="task_arithmetic", scale=1.0), toy.tasks), **more)
-
-
-def scored(
-    toy: Toy, subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol] = (CURRENT,), **more: Any
-) -> list[Scored]:
-    return list(evaluate(subjects, protocols, encoded(toy, **more)))
-
-
 def only(scores: Sequence[Scored], **wanted: Any) -> list[Scored]:
     """Those whose records have these values."""
     return [item for item in scores if all(getattr(item.record, key) == value for key, value in wanted.items())]
@@ -150,17 +144,3 @@ def only(scores: Sequence[Scored], **wanted: Any) -> list[Scored]:
 
 def same_predictions(one: Scored, other: Scored) -> bool:
     return np.array_equal(one.predictions.predicted, other.predictions.predicted)
-
-
-def without_labels(toy: Toy, split: Split) -> dict[str, Task]:
-    return {
-        name: replace(task, splits={**task.splits, split: task[split].unlabelled()}) for name, task in toy.tasks.items()
-    }
-
-
-def with_wrong_labels(toy: Toy, name: str, split: Split) -> dict[str, Task]:
-    """All labels of one split of a task moved on by one class."""
-    task, part = toy.tasks[name], toy.tasks[name][split]
-    assert part.labels is not None
-    wrong = replace(part, labels=(part.labels + 1) % len(task.labels))
-    return {**toy.tasks, name: replace(task, splits={**task.splits, split: wrong})}

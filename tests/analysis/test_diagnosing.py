@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-import torch
-from tests.analysis.making import Toy
+from tests.analysis.making import Toy, task_with
 from tests.calling import call, refused
 
 from orthomerge.analysis.detail import Detail
@@ -21,7 +20,6 @@ from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.fitting.fit import fit
@@ -36,13 +34,14 @@ from orthomerge.tuning.settings import Tuning
 QUICK = Detail(points=20, layers=16, maps=40)
 
 
-def merged(toy: Toy, *, scale: float = 1.0) -> Model:
-    return merge(toy.experts, "task_arithmetic", scale=scale)
+PLAIN = replace(QUICK, points=0, layers=0)
 
 
-def diagnosed(
-    toy: Toy, *, model: Model | None = None, tasks: Mapping[str, Task] | None = None, **options: Any
-) -> Diagnosis:
+def merged(toy: Toy) -> Model:
+    return merge(toy.experts, "task_arithmetic", scale=1.0)
+
+
+def diagnosed(toy: Toy, *, model: Model | None = None, tasks: Any = None, **options: Any) -> Diagnosis:
     data = toy.tasks if tasks is None else tasks
     return diagnose(model or merged(toy), data, **{"detail": QUICK, "encoding": toy.encoding, **options})
 
@@ -92,19 +91,10 @@ def test_everything_is_there(found: Diagnosis, toy: Toy, tmp_path: Path) -> None
     assert (tmp_path / "other.json").read_bytes() == (tmp_path / "one.json").read_bytes()
 
 
-def test_the_same_seed_gives_the_same_and_a_merge_is_computed_once(
-    toy: Toy, found: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started, blocks = [], MergedTensors.blocks
-
-    def counted(tensors: MergedTensors) -> Generator[tuple[str, torch.Tensor], None, None]:
-        started.append(tensors)
-        return blocks(tensors)
-
-    monkeypatch.setattr(MergedTensors, "blocks", counted)
-    encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
-    again = diagnosed(toy, encoding=encoding)
-    assert len(started) == 1
+def test_a_seed_decides_and_a_merge_is_computed_once(toy: Toy, found: Diagnosis, tmp_path: Path) -> None:
+    with patch.object(MergedTensors, "blocks", autospec=True, side_effect=MergedTensors.blocks) as blocks:
+        again = diagnosed(toy, encoding=replace(toy.encoding, cache=FeatureCache(tmp_path / "features")))
+    assert blocks.call_count == 1
     assert by_key(again)["tsne-bright"] == by_key(found)["tsne-bright"]
     assert again.verdict[:3] == found.verdict[:3]
     other = diagnosed(toy, detail=replace(QUICK, seed=1, layers=0, limit=12))
@@ -124,9 +114,8 @@ def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagno
 
 
 def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
-    tasks = {"where": toy.tasks["where"]}
-    detail = replace(QUICK, points=0)
-    found = diagnosed(toy, model=toy.experts.teacher("where"), tasks=tasks, experts=toy.experts, detail=detail)
+    own: Any = {"model": toy.experts.teacher("where"), "tasks": {"where": toy.tasks["where"]}}
+    found = diagnosed(toy, **own, experts=toy.experts, detail=replace(QUICK, points=0))
     assert found.facts["left_out"] == {}
     assert "That is a tie" in found.verdict[0].text
     layers = by_key(found)["cka-layers"]
@@ -146,14 +135,10 @@ def test_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
 
 
 def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
-    protocols = [
-        EvaluationProtocol("current"),
-        *(EvaluationProtocol("knn", shots=n, seeds=2) for n in (1, 4)),
-    ]
+    protocols = [EvaluationProtocol("current"), *(EvaluationProtocol("knn", shots=n, seeds=2) for n in (1, 4))]
     how: dict[str, Any] = {"experts": toy.experts, "references": ("base", "expert"), "encoding": toy.encoding}
     scores = evaluate({"another name": merged(toy)}, toy.tasks, protocols=protocols, **how)
-    detail = replace(QUICK, points=0, layers=0, probe=False)
-    found = diagnosed(toy, detail=detail, records=scores.records)
+    found = diagnosed(toy, detail=replace(PLAIN, probe=False), records=scores.records)
     shots = by_key(found)["shots"]
     assert isinstance(shots, Lines)
     assert [curve.name for curve in shots.curves] == ["knn (inductive)", "as it is", "expert"]
@@ -166,7 +151,7 @@ def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
 def test_a_fitted_merge_tells_of_its_fit(toy: Toy) -> None:
     options = {"steps": 4, "look": 2, "batch": 4, "options": {"scale": 0.5}}
     model = fit(toy.experts, "moma", toy.tasks, options, device="cpu", encoding=toy.encoding)
-    found = diagnosed(toy, model=model, detail=replace(QUICK, points=0, layers=0))
+    found = diagnosed(toy, model=model, detail=PLAIN)
     figures = by_key(found)
     assert {"masking", "fit-loss"} <= figures.keys()
     masked = model.origin.facts["fit"]["facts"]["masked"]
@@ -175,12 +160,8 @@ def test_a_fitted_merge_tells_of_its_fit(toy: Toy) -> None:
     assert "as it is" in figures["families-accuracy"].groups
 
 
-def only(task: Task, **splits: Examples) -> Task:
-    return replace(task, splits=splits)
-
-
 def test_what_is_missing_is_said(toy: Toy) -> None:
-    test = {task: only(each, test=each["test"]) for task, each in toy.tasks.items()}
+    test = {task: replace(each, splits={"test": each["test"]}) for task, each in toy.tasks.items()}
     alone = open_experts({"where": toy.folder / "where"}, base=toy.folder / "base")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tasks": test}, "'bright' must have a train or val split, .*, got a test split alone"),
@@ -195,20 +176,19 @@ def test_what_is_missing_is_said(toy: Toy) -> None:
         Detail(aligner="ridges")
     with pytest.raises(RecipeError, match="'maps' must be at least 1, got 0"):
         Detail(maps=0)
-
-
-def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy) -> None:
-    tasks = {name: only(task, val=task["val"].unlabelled(), test=task["test"]) for name, task in toy.tasks.items()}
-    found = diagnosed(toy, tasks=tasks, detail=replace(QUICK, points=0, layers=0))
+    # Val stands in for train and needs no labels.
+    tasks = {
+        name: replace(task, splits={"val": task["val"].unlabelled(), "test": task["test"]})
+        for name, task in toy.tasks.items()
+    }
+    found = diagnosed(toy, tasks=tasks, detail=PLAIN)
     assert found.facts["fitted_on"] == "val"
     assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned", "base"]
     assert "Fitted on val inputs" in by_key(found)["families-kl"].caption
 
 
 def test_three_test_inputs_are_too_few_for_pictures_and_without_a_base_there_are_no_vectors(toy: Toy) -> None:
-    tasks = {
-        name: only(task, train=task["train"], test=task["test"].take(range(3))) for name, task in toy.tasks.items()
-    }
+    tasks = {name: task_with(task, "test", task["test"].take(range(3))) for name, task in toy.tasks.items()}
     experts = open_experts({task: toy.folder / task for task in toy.tasks})
     found = diagnosed(toy, model=merge(experts, "average"), tasks=tasks)
     assert found.facts["left_out"] == {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import math
 import sys
+from dataclasses import replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,36 +16,25 @@ from PIL import Image
 from tests.alignment.planted import doubles, turn
 
 from orthomerge.alignment.folding import first_map, logits_from, read_by
+from orthomerge.analysis import families
 from orthomerge.analysis.detail import chosen_inputs
 from orthomerge.analysis.diagnosis import Bars, Lines, figure_key
-from orthomerge.analysis.families import (
-    FAMILIES,
-    Reading,
-    family_figures,
-    fit_maps,
-    read_logits,
-    relative_distance,
-)
+from orthomerge.analysis.families import Reading, family_figures, fit_maps, read_logits, relative_distance
 from orthomerge.analysis.geometry import Geometry, geometry_figures
 from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Head, Linear
+from orthomerge.models.heads import Linear
 from orthomerge.testing.toys import HEADS, head_of, linear_head, random
-
-
-def linear(mapped: object) -> Linear:
-    assert isinstance(mapped, Linear)
-    return mapped
 
 
 def test_a_planted_rotation_is_found() -> None:
     T, A = doubles(300, 6), turn(6)
     H = T @ A  # A h = t
-    maps = fit_maps(H, T, task="toy")
-    assert tuple(maps) == FAMILIES
+    maps: Any = fit_maps(H, T, task="toy")
+    assert tuple(maps) == families.FAMILIES
     for family in ("orthogonal", "similarity", "rigid", "linear", "affine", "invertible"):
-        torch.testing.assert_close(linear(maps[family]).weight, A, atol=2e-3, rtol=0)
-    orthogonal = linear(maps["orthogonal"])
+        torch.testing.assert_close(maps[family].weight, A, atol=2e-3, rtol=0)
+    orthogonal = maps["orthogonal"]
     torch.testing.assert_close(orthogonal.weight @ orthogonal.weight.T, torch.eye(6, dtype=torch.float64))
     assert orthogonal.bias is None
 
@@ -57,9 +48,7 @@ def test_a_planted_shift_needs_a_family_with_one() -> None:
     assert left["rigid"] < 0.05
     assert left["affine"] < 0.05
     assert min(left["orthogonal"], left["similarity"], left["scaling"]) > 0.5
-
-
-def test_one_input_changes_nothing() -> None:
+    # One input changes nothing.
     maps = fit_maps(doubles(1, 3), doubles(1, 3, seed=1), task="toy")
     X = doubles(4, 3, seed=2)
     for family in ("none", "orthogonal", "linear", "affine"):
@@ -85,9 +74,8 @@ def test_distance_and_divergence_by_hand() -> None:
     assert relative_distance(torch.zeros(2, 2), T) == pytest.approx(1)
     assert math.isnan(relative_distance(T, torch.ones(2, 2)))
     even, sure = torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]])
-    assert read_logits(even, sure, head=head_of("linear"), truth=torch.tensor([0])).kl == pytest.approx(
-        0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    )
+    kl = read_logits(even, sure, head=head_of("linear"), truth=torch.tensor([0])).kl
+    assert kl == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
 
 
 def test_figures() -> None:
@@ -95,10 +83,9 @@ def test_figures() -> None:
     reading = {"a": Reading(0.5, 0.1, right), "b": Reading(0.7, 0.3, ~right)}
     plain = {task: Reading(math.nan, one.kl, one.hits) for task, one in reading.items()}
     experts = {"a": np.ones(4, bool), "b": np.ones(4, bool)}
-    accuracy, distance, kl, heat = family_figures({"none": reading, "aligner auto": plain}, experts, fitted="train")
-    assert isinstance(accuracy, Bars)
-    assert isinstance(distance, Bars)
-    assert isinstance(kl, Bars)
+    figures: Any = family_figures({"none": reading, "aligner auto": plain}, experts, fitted="train")
+    assert [type(figure) for figure in figures[:3]] == [Bars] * 3
+    accuracy, distance, kl, heat = figures
     assert accuracy.groups == ("none", "aligner auto", "expert")
     assert accuracy.series[0].values == pytest.approx((50, 50, 100))
     assert accuracy.series[0].low is not None
@@ -119,9 +106,7 @@ def test_cosine_and_coefficient_by_hand() -> None:
     assert found.coefficient.tolist() == pytest.approx([15 / 25, 8 / 16])
     no_direction = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     assert np.isnan(Geometry.of(no_direction, torch.ones(2, 2)).cosine).tolist() == [True, False]
-
-
-def test_one_input_can_be_measured_and_drawn() -> None:
+    # One input can be measured and drawn.
     found = Geometry.of(random(1, 4), random(1, 4, seed=1))
     figures = geometry_figures({"a": dict.fromkeys(("none", "orthogonal", "linear"), found)}, fitted="train")
     assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
@@ -130,12 +115,10 @@ def test_one_input_can_be_measured_and_drawn() -> None:
 def test_every_task_counts_alike_in_a_histogram() -> None:
     many = Geometry(np.full(1000, 0.2), np.full(1000, 1.0))
     few = Geometry(np.full(10, 0.8), np.full(10, 1.0))
-    kinds = ("none", "orthogonal", "linear")
-    lines, _, bars = geometry_figures(
-        {"many": dict.fromkeys(kinds, many), "few": dict.fromkeys(kinds, few)}, fitted="train"
-    )
-    assert isinstance(lines, Lines)
-    assert isinstance(bars, Bars)
+    tasks = {task: dict.fromkeys(("none", "orthogonal", "linear"), one) for task, one in (("many", many), ("few", few))}
+    figures: Any = geometry_figures(tasks, fitted="train")
+    lines, _, bars = figures
+    assert (type(lines), type(bars)) == (Lines, Bars)
     curve = lines.curves[0]
     width = curve.x[1] - curve.x[0]
     areas = {x: width * y for x, y in zip(curve.x, curve.y, strict=True) if y}
@@ -146,23 +129,19 @@ def test_every_task_counts_alike_in_a_histogram() -> None:
     assert list(areas.values()) == pytest.approx([0.5, 0.5])
 
 
-def clusters(count: int = 30) -> torch.Tensor:
-    return torch.cat([random(count, 5, seed=1), random(count, 5, seed=2) + 40.0])
-
-
-def test_clusters_stay_apart_and_a_seed_decides() -> None:
-    X = clusters()
+def test_clusters_stay_apart_and_a_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = torch.cat([random(30, 5, seed=1), random(30, 5, seed=2) + 40.0])
     points = embed(X, seed=3)
     assert points.shape == (60, 2)
     assert abs(points.mean()) < 1e-3
     gap = np.linalg.norm(points[:30].mean(0) - points[30:].mean(0))
     assert gap > 2 * max(points[:30].std(), points[30:].std())
     np.testing.assert_array_equal(points, embed(X, seed=3))
-
-
-def test_few_inputs_and_inputs_that_are_all_the_same() -> None:
     assert embed(random(5, 3)).shape == (5, 2)
     np.testing.assert_array_equal(embed(torch.full((9, 3), 0.1)), np.zeros((9, 2)))
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(RecipeError, match="t-SNE needs scikit-learn: pip install"):
+        embed(X)
 
 
 def test_a_rotation_and_a_mirror_are_undone() -> None:
@@ -178,11 +157,7 @@ def test_moved_features_read_as_the_aligned_head_says(kind: str) -> None:
     head = head_of(kind)
     first = first_map(head)
     other = Linear(first.weight + 0.1 * random(*first.weight.shape, seed=8), first.bias)
-    aligned = (
-        Head(head.output, head.labels, other, head.activation)
-        if head.hidden
-        else Head(other, head.labels, normalise=head.normalise)
-    )
+    aligned = replace(head, hidden=other) if head.hidden else replace(head, output=other)
     values = random(12, 6, seed=9)
     found = moved(aligned, values, head=head)
     assert found is not None
@@ -224,12 +199,6 @@ def test_pictures_are_small_and_within_their_budget() -> None:
     assert len(smaller) == 20
     assert sum(map(len, smaller)) <= 12_000
     assert thumbnails([colour] * 20, most=2000) == ()
-
-
-def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(RecipeError, match="t-SNE needs scikit-learn: pip install"):
-        embed(clusters())
 
 
 def test_texts_are_cut_and_keys_are_plain_and_told_apart() -> None:

@@ -19,16 +19,9 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.suites.suite import Suite
 
 PLAN = Plan(
-    about="- command: `python benchmarks/gallery.py`",
-    steps=2,
-    points=20,
-    layers=16,
-    shots=(1, 2),
-    draws=2,
-    scales=(0.5, 1.0),
-    decays=(5e-9, 1.0),
-    device="cpu",
-)
+    about="- command: `python benchmarks/gallery.py`", steps=2, points=20, layers=16, shots=(1, 2), draws=2,
+    scales=(0.5, 1.0), decays=(5e-9, 1.0), device="cpu",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from tests.models.making import OPTIONS, batch_for, build
 from orthomerge.analysis.layers import layer_states, linear_cka
 from orthomerge.data.task import Examples
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.families import FAMILIES, family
+from orthomerge.models.families import FAMILIES, family, generic
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.testing.toys import random, rotation
 
 
@@ -75,9 +76,6 @@ def test_clip_is_read_before_its_projection() -> None:
 
 
 def test_a_module_of_somebodys_own_has_features_only() -> None:
-    from orthomerge.models.families import generic
-    from orthomerge.models.processing import PixelProcessor
-
     class Flat(torch.nn.Module):
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
             return pixel_values.flatten(1)
@@ -97,11 +95,6 @@ def test_rotation_shift_and_scale_change_nothing(shape: tuple[int, int]) -> None
     assert linear_cka(X, Y) == pytest.approx(linear_cka(Y, X))
 
 
-def test_a_general_linear_map_is_seen() -> None:
-    X = random(200, 6)
-    assert linear_cka(X, X @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1]))) < 0.9
-
-
 def test_unbiased_by_the_sum_over_four_inputs() -> None:
     """HSIC_1 is the mean over all quadruples of different inputs (Song et al. 2012, Eq. 3)."""
     X, Y = random(6, 3, seed=1).double(), random(6, 2, seed=2).double()
@@ -114,12 +107,11 @@ def test_unbiased_by_the_sum_over_four_inputs() -> None:
     assert linear_cka(X, Y) == pytest.approx(hsic(X, Y) / math.sqrt(hsic(X, X) * hsic(Y, Y)))
 
 
-def test_strangers_with_few_inputs() -> None:
-    X, Y = random(30, 400, seed=1), random(30, 400, seed=2)
-    assert abs(linear_cka(X, Y)) < 0.1
-
-
-def test_constant_features_are_like_nothing() -> None:
+def test_what_is_alike_and_what_is_not() -> None:
+    """A general linear map is seen, strangers with few inputs are, and constant features are like nothing."""
+    X = random(200, 6)
+    assert linear_cka(X, X @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1]))) < 0.9
+    assert abs(linear_cka(random(30, 400, seed=1), random(30, 400, seed=2))) < 0.1
     constant = torch.full((8, 3), 0.1) + 1e-8 * random(8, 3)
     assert math.isnan(linear_cka(constant, random(8, 3)))
 
@@ -143,15 +135,12 @@ def test_two_experts_by_hand() -> None:
     assert update_cka(torch.stack([one, other])) == pytest.approx(linear_cka(one.T, other.T))
 
 
-def test_the_joint_basis_changes_no_cka() -> None:
+def test_the_joint_basis_changes_no_cka_and_an_expert_without_an_update_is_left_out() -> None:
     X = torch.randn(60, 9, generator=torch.Generator().manual_seed(2))
     for inputs in (None, X):
         before = update_cka(updates(), inputs=inputs)
         assert update_cka(updates(), inputs=inputs, view="parts") == pytest.approx(before, abs=1e-5)
         assert abs(update_cka(updates(), inputs=inputs, view="directions") - before) > 1e-3
-
-
-def test_an_expert_without_an_update_is_left_out() -> None:
     some = updates()
     some[2] = 0
     assert update_cka(some) == pytest.approx(update_cka(some[:2]))

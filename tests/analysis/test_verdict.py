@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from numpy.typing import NDArray
+from tests.calling import call
 
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail
@@ -21,7 +21,6 @@ from orthomerge.analysis.families import Reading, TaskComparison, compare_task
 from orthomerge.analysis.recovery import Estimate, difference, recovery
 from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.api.open import open as open_experts
-from orthomerge.cli.app import app
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
@@ -30,11 +29,8 @@ from orthomerge.testing.toys import linear_head, random, rotation
 
 Hits = NDArray[np.bool_]
 D, CLASSES = 12, 4
-COMMANDS = {
-    "align": "orthomerge align OUT",
-    "refit": "orthomerge merge --method realign",
-    "probe": "orthomerge evaluate",
-}
+WORDS = {"align": "align OUT", "refit": "merge --method realign", "probe": "evaluate"}
+COMMANDS = {what: f"orthomerge {words}" for what, words in WORDS.items()}
 
 
 def planted(change: torch.Tensor, *, count: int = 600, seed: int = 0) -> tuple[FeaturePair, FeaturePair, Head]:
@@ -72,12 +68,8 @@ def shares(expert: float, merged: float, aligned: float, *, n: int = 1000) -> tu
     return expert_hits, merged_hits, aligned_hits
 
 
-def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> dict[str, Finding]:
-    """The verdict on one task with these shares; `base`: that of the base, if its hits are known, or its mean."""
-    return of_tasks({"toy": shares(expert, merged, aligned, n=n)}, **more)
-
-
 def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], **more: Any) -> dict[str, Finding]:
+    """The verdict on tasks with these hits; `base`: that of the base, if its hits are known, or its mean."""
     names = ("expert", "merged", "aligned")
     by_name = {name: {task: each[place] for task, each in hits.items()} for place, name in enumerate(names)}
     if isinstance(more.get("base"), dict):
@@ -116,13 +108,10 @@ def test_planted_loss_of_information() -> None:
     assert "realign" in findings["What to try next"].text
 
 
-def test_a_stretch_is_no_rotation() -> None:
+def test_a_stretch_is_no_rotation_and_identical_features_need_nothing() -> None:
     stretch = torch.diag(torch.tensor([0.02] * 6 + [3.0] * 6))
     findings = titled(verdict(case_of(looked(rotation(D) @ stretch))))
     assert findings["More than a rotation"].numbers["linear"] < 0.2
-
-
-def test_identical_features_need_nothing() -> None:
     findings = titled(verdict(case_of(looked(torch.eye(D)))))
     assert "That is a tie" in findings["Accuracy"].text
     assert "share" not in findings["Little to win back"].numbers
@@ -131,7 +120,10 @@ def test_identical_features_need_nothing() -> None:
 
 
 WITNESSES = {"knn": Estimate(60, 55, 65), "probe": Estimate(90, 88, 92)}
-N = 1000
+
+
+def base(share: float) -> dict[str, Any]:
+    return {"base": {"toy": np.arange(1000) < 1000 * share}}
 
 
 @pytest.mark.parametrize(
@@ -144,20 +136,18 @@ N = 1000
         ((0.7, 0.9, 0.9), {}, "Accuracy", "20.0 points (17.5 to 22.5) more than the experts"),
         ((1.0, 0.95, 1.0), {"n": 20}, "Accuracy", "That is a tie"),
         ((0.9, 0.6, 0.7), {"per_class": 3.0}, "What remains", "lost information, or too few inputs"),
-        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.8 * N}}, "Accuracy", "more than the merge"),
-        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.5 * N}}, "Accuracy", "less than the merge"),
-        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.6 * N}}, "Accuracy", "a tie: the merge differs by 0.0"),
-        (
-            (0.9, 0.6, 0.7),
-            {"scales": {0.1: 80.0, 0.3: 70.0}, "scale": 0.3},
-            "Scale",
-            "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0",
-        ),
+        ((0.9, 0.6, 0.7), base(0.8), "Accuracy", "more than the merge"),
+        ((0.9, 0.6, 0.7), base(0.5), "Accuracy", "less than the merge"),
+        ((0.9, 0.6, 0.7), base(0.6), "Accuracy", "a tie: the merge differs by 0.0"),
+        ((0.9, 0.6, 0.7), {"scales": {0.1: 80.0, 0.3: 70.0}, "scale": 0.3}, "Scale",
+         "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0"),
         ((0.9, 0.6, 0.7), {"scales": {0.1: 80.0}}, "Scale", "0.1 is the best (80.0 in the mean)."),
     ],
-)
+)  # fmt: skip
 def test_planted_shares(shares_of: tuple[float, float, float], options: dict[str, Any], title: str, words: str) -> None:
-    assert words in simple(*shares_of, **options)[title].text
+    more = dict(options)
+    hits = shares(*shares_of, n=more.pop("n", 1000))
+    assert words in of_tasks({"toy": hits}, **more)[title].text
 
 
 def test_which_task_suffers_and_which_experts_conflict() -> None:
@@ -190,13 +180,10 @@ def test_recovery_by_hand() -> None:
     assert found.share.low < 75 < found.share.high
     assert found.share.high - found.share.low < 15
     assert recovery(expert, expert, expert).share is None
-
-
-def test_two_that_never_differ_still_have_an_interval() -> None:
-    same = {"toy": np.ones(20, bool)}
-    found = difference(same, same)
-    assert found.value == 0
-    assert found.low < 0 < found.high
+    # Two that never differ still have an interval.
+    nothing = difference(expert, expert)
+    assert nothing.value == 0
+    assert nothing.low < 0 < nothing.high
 
 
 def test_few_inputs_one_class_and_constant_features() -> None:
@@ -237,7 +224,7 @@ def test_a_head_of_its_own_is_told_apart() -> None:
     assert "probe" not in found.hits
 
 
-def test_a_saved_model_needs_its_data_only(berts: Path) -> None:
+def test_a_saved_model_needs_its_data_and_a_merge_is_made(berts: Path, tables: Path, tmp_path: Path) -> None:
     experts = open_experts({"two": berts / "two"}, base=berts / "base")
     commands = suggested_commands("my out/", {"two": "two.csv"}, experts, aligner="ridge")
     assert commands == {
@@ -247,17 +234,11 @@ def test_a_saved_model_needs_its_data_only(berts: Path) -> None:
         "--data two=two.csv --out 'my out'-realigned",
     }
     moved = suggested_commands("out", {"two": "two.csv"}, experts, base="b", moved={"two": "e"})
-    assert moved["align"] == (
-        "orthomerge align out --aligner auto --data two=two.csv --base b --expert two=e --out out-aligned"
-    )
-
-
-def test_the_suggested_merge_is_made(berts: Path, tables: Path, tmp_path: Path) -> None:
-    experts = open_experts({"two": berts / "two"}, base=berts / "base")
+    align = "orthomerge align out --aligner auto --data two=two.csv --base b --expert two=e --out out-aligned"
+    assert moved["align"] == align
     command = suggested_commands(str(tmp_path / "out"), {"two": str(tables / "two.csv")}, experts)["refit"]
     quick = ["--set", "steps=2", "--set", "copies=0", "--set", "batch=4", "--device", "cpu", "-q"]
-    result = CliRunner().invoke(app, [*shlex.split(command)[1:], *quick])
-    assert result.exception is None, repr(result.exception)
+    call(*shlex.split(command)[1:], *quick)
     assert is_output(tmp_path / "out-realigned")
 
 

@@ -138,11 +138,9 @@ class Tab:
 
     def problems(self) -> list[str]:
         """Errors and warnings of the page."""
-        calls = [
-            call for call in self.reported("Runtime.consoleAPICalled") if call["type"] in ("error", "warning", "assert")
-        ]
-        entries = [line["entry"] for line in self.reported("Log.entryAdded")]
-        lines = [entry for entry in entries if entry["level"] in ("error", "warning")]
+        bad, console = ("error", "warning", "assert"), self.reported("Runtime.consoleAPICalled")
+        calls = [call for call in console if call["type"] in bad]
+        lines = [line for line in self.reported("Log.entryAdded") if line["entry"]["level"] in bad]
         return list(map(str, (*self.reported("Runtime.exceptionThrown"), *calls, *lines)))
 
     def requests(self) -> list[str]:

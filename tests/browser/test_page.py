@@ -45,9 +45,7 @@ def test_everything_is_in_the_page(tab: Tab, page: Path) -> None:
     names = {name for name, _ in links}
     assert {"inductive.csv", "inductive.tex", "comparisons.md", "shots.csv", "shots.svg", "points-0.csv"} <= names
     assert all(address.startswith("data:") for _, address in links)
-
-
-def test_headings_and_landmarks(tab: Tab) -> None:
+    # Headings and landmarks
     levels = tab.run("[...document.querySelectorAll('h1,h2,h3')].map(h => Number(h.tagName[1]))")
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
@@ -99,12 +97,10 @@ def test_filtering(tab: Tab) -> None:
 
 
 def test_a_cell_tells_its_interval(tab: Tab) -> None:
-    cell = ".board[data-access=data-free] tbody tr:nth-child(2) td.worse"
-    tab.hover(*tab.box(cell))
+    tab.hover(*tab.box(".board[data-access=data-free] tbody tr:nth-child(2) td.worse"))
     tab.until("!document.getElementById('tip').hidden")
-    assert tab.run("document.getElementById('tip').textContent") == (
-        "62.0 % (60.0 to 64.0), 100 inputs. Here worse than expert (McNemar, Holm)."
-    )
+    tip = tab.run("document.getElementById('tip').textContent")
+    assert tip == "62.0 % (60.0 to 64.0), 100 inputs. Here worse than expert (McNemar, Holm)."
     tab.press("Escape")
     tab.until("document.getElementById('tip').hidden")
 
@@ -120,14 +116,6 @@ def test_views_are_toggled(browser: Chromium, page: Path) -> None:
         pressed = "[...document.querySelectorAll('#p-views button')].map(b => b.ariaPressed)"
         assert tab.run(pressed) == ["false", "true", "false"]
         assert tab.problems() == []
-
-
-def test_the_task_is_switched(tab: Tab) -> None:
-    enter(tab, "p-task", "1", "change")
-    tab.run("document.getElementById('p-canvas').focus()")
-    tab.until("document.querySelector('#p-input img')")
-    assert tab.run("document.querySelector('#p-input img').src.startsWith('data:image/png')")
-    assert tab.run("document.querySelector('#p-input img').naturalWidth") == 1
 
 
 def test_pointing_at_a_dot(tab: Tab) -> None:
@@ -159,15 +147,18 @@ def test_walking_with_the_keyboard(tab: Tab) -> None:
     assert tab.run("document.querySelector('#p-canvas').dataset.chosen") != first
     tab.press("Escape")
     assert tab.run("document.getElementById('p-input').childElementCount") == 0
-
-
-def test_only_what_merging_broke(tab: Tab) -> None:
     assert tab.run("document.getElementById('p-broken-text').textContent") == "only what merging broke (15)"
     tab.click("#p-broken")
     tab.run("document.getElementById('p-canvas').focus()")
     for key in ("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"):
         tab.press(key)
         assert int(tab.run("document.querySelector('#p-canvas').dataset.chosen")) % 2 == 0
+    # The task is switched.
+    enter(tab, "p-task", "1", "change")
+    tab.press("ArrowLeft")
+    tab.until("document.querySelector('#p-input img')")
+    assert tab.run("document.querySelector('#p-input img').src.startsWith('data:image/png')")
+    assert tab.run("document.querySelector('#p-input img').naturalWidth") == 1
 
 
 def test_colours_are_toggled(tab: Tab) -> None:
@@ -252,10 +243,8 @@ def test_it_works_without_a_script(browser: Chromium, page: Path) -> None:
             count = 0
             for node in nodes:
                 name = tab.send("DOM.resolveNode", nodeId=node)["object"]["objectId"]
-                answer = tab.send(
-                    "Runtime.callFunctionOn", objectId=name, functionDeclaration=script, returnByValue=True
-                )
-                count += bool(answer["result"]["value"])
+                how = {"objectId": name, "functionDeclaration": script, "returnByValue": True}
+                count += bool(tab.send("Runtime.callFunctionOn", **how)["result"]["value"])
             return count
 
         assert visible("table.accuracy tbody tr") == 6
@@ -270,16 +259,14 @@ def test_print_is_whole(tab: Tab, tmp_path: Path) -> None:
     tab.media(kind="print", dark=True)
     assert tab.run(SHOWN) == 6, "a filter of the screen is none on paper"
     assert tab.run("[...document.querySelectorAll('.static-points svg.plot')].every(s => s.checkVisibility())")
-    hidden = "['#explorer', '#filters', 'nav'].some(s => document.querySelector(s).checkVisibility())"
-    assert not tab.run(hidden)
+    assert not tab.run("['#explorer', '#filters', 'nav'].some(s => document.querySelector(s).checkVisibility())")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     tab.media()
     pdf = base64.b64decode(tab.send("Page.printToPDF", printBackground=True)["data"])
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) > 1
     if program := shutil.which("pdftotext"):
         (tmp_path / "page.pdf").write_bytes(pdf)
-        text = subprocess.run(
-            [program, "-layout", str(tmp_path / "page.pdf"), "-"], capture_output=True, text=True, check=True
-        )
+        command = [program, "-layout", str(tmp_path / "page.pdf"), "-"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True)
         for wanted in ("Mostly misalignment", "surgery", "joint", "Against expert", "task-5", "orthomerge run r.yaml"):
             assert wanted in text.stdout

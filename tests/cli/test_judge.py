@@ -12,7 +12,7 @@ import pytest
 from tests.berts import COUNTS as TABLE_COUNTS
 from tests.berts import contents
 from tests.calling import call, refused
-from tests.cli.conftest import COUNTS, WORDS
+from tests.cli.conftest import WORDS
 
 from orthomerge.evaluation.records import Record, read_records
 from orthomerge.suites import digits
@@ -44,12 +44,8 @@ def test_evaluate(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
     # Two tasks: expert and merged, current and two seeds of aligned-c; and the merged model's joint rows.
     assert len(records) == 2 * 2 * (1 + 2) + 2
     assert {record.method for record in records} == {"expert", "task_arithmetic"}
-    assert all(record.examples == COUNTS["test"] for record in records)
-    aligned = [record for record in records if record.protocol == "aligned-c"]
-    assert {(record.access, record.shots, record.seed) for record in aligned} == {
-        ("inductive", 2, 0),
-        ("inductive", 2, 1),
-    }
+    aligned = {(record.shots, record.seed) for record in records if record.protocol == "aligned-c"}
+    assert aligned == {(2, 0), (2, 1)}
     # No encoder is written; and once more, as a table: everything is in the cache, the folder is written again.
     files = {"orthomerge-run.json", "records.jsonl", "predictions", "comparisons.json", "notes.json", "table.md"}
     text = " ".join(call(*words).stdout.split())

@@ -32,13 +32,7 @@ def right(start: int, stop: int, *, n: int = N) -> NDArray[np.bool_]:
 
 
 def add(
-    folder: Path,
-    method: str,
-    hits: Mapping[str, NDArray[np.bool_] | Sequence[NDArray[np.bool_]]],
-    *,
-    unscored: Sequence[int] = (),
-    first: int = 0,
-    **way: Any,
+    folder: Path, method: str, hits: Mapping[str, Any], *, unscored: Sequence[int] = (), first: int = 0, **way: Any
 ) -> None:
     """Write the records and predictions of one method; several seeds are several rows of hits."""
     path = folder / "records.jsonl"
@@ -89,8 +83,8 @@ def test_by_hand(tmp_path: Path) -> None:
     assert (level.better, level.worse) == ((), ())
     assert low.tasks["a"].estimate == -0.25
     assert low.difference.estimate == pytest.approx(-(0.25 + 0.025) / 2)
-    both = [{"a": right(0, stop), "b": right(0, other)} for stop, other in ((200, 290), (300, 300))]
-    assert low.difference == bootstrap(both[0], both[1])[0]
+    mine, theirs = ({"a": right(0, stop), "b": right(0, other)} for stop, other in ((200, 290), (300, 300)))
+    assert low.difference == bootstrap(mine, theirs)[0]
     assert low.adjusted == pytest.approx(2 * low.difference.p)  # the smaller of two
     assert (low.verdict, low.comparable) == ("worse", False)
     assert (level.verdict, level.comparable) == ("comparable", True)

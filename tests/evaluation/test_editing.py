@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import Toy, encoded, without_labels
+from tests.analysis.making import Toy, task_with
 
 from orthomerge.api.analogy import analogy
 from orthomerge.api.merge import merge
@@ -19,16 +19,8 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
 from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.evaluation.editing import (
-    Analogy,
-    AnalogyPoint,
-    Form,
-    Negation,
-    NegationPoint,
-    base_heads,
-    search_analogy,
-    search_negation,
-)
+from orthomerge.evaluation import editing
+from orthomerge.evaluation.editing import AnalogyPoint, Form, NegationPoint, base_heads, search_analogy, search_negation
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.scale import GRID, ScaleSearch, Span, arithmetic, scales, search_scale, span_of
@@ -90,17 +82,9 @@ HEADS = {"target": threshold(1, 0), "control": threshold(0, 1)}
 LINE = ((1, 1), (-1, -0.5))
 
 
-def negated(
-    span: Span,
-    *tasks: Task,
-    grid: Sequence[float] = (0.2, 0.4, 0.6, 0.8),
-    heads: Any = HEADS,
-    said: Said | None = None,
-    **more: Any,
-) -> Negation:
-    return search_negation(
-        span, heads, pairs_of(*(tasks or (TARGET, CONTROL)), said=said), target="target", grid=grid, **more
-    )
+def negated(span: Span, *tasks: Task, heads: Any = HEADS, said: Said | None = None, **more: Any) -> editing.Negation:
+    given = pairs_of(*(tasks or (TARGET, CONTROL)), said=said)
+    return search_negation(span, heads, given, target="target", **{"grid": (0.2, 0.4, 0.6, 0.8), **more})
 
 
 def test_negation_by_hand() -> None:
@@ -132,16 +116,11 @@ def test_how_much_to_keep_and_the_smaller_of_equals(line: Any, keep: float, scal
     assert negated(span_by_hand(*line), keep=keep).scale == scale
 
 
-def test_no_scale_keeps_the_control() -> None:
+def test_no_scale_keeps_the_control_and_several_are_one() -> None:
     found = negated(span_by_hand((1, 1), (-1, -10)))
-    assert found.scale == 0.0
-    assert found.edited == found.base
-    assert found.kept == 1.0
+    assert (found.scale, found.edited, found.kept) == (0.0, found.base, 1.0)
     assert min(point.target for point in found.curve) == 0.5  # it was there to be had
-
-
-def test_several_controls_are_one() -> None:
-    """One control falls to 18 of 20 and another stays whole: 95 % in the mean."""
+    # One control falls to 18 of 20 and another stays whole: 95 % in the mean.
     other = task_of("other", {"val": half(1, [1.0] * 10), "test": half(1, [1.0] * 4)})
     found = negated(span_by_hand(*LINE), TARGET, CONTROL, other, heads={**HEADS, "other": threshold(0, 1)})
     assert found.curve[3].control == pytest.approx(0.95)
@@ -151,16 +130,11 @@ def test_several_controls_are_one() -> None:
 
 
 def test_what_cannot_be_negated(toy: Toy) -> None:
-    blind = [
-        replace(CONTROL, splits={**CONTROL.splits, split: CONTROL[split].unlabelled()}) for split in ("val", "test")
-    ]
+    blind = [task_with(CONTROL, split, CONTROL[split].unlabelled()) for split in CONTROL.splits]
     cases: list[tuple[str, Sequence[Task], dict[str, Any]]] = [
         (r"positive numbers, got -0\.1", (), {"grid": (-0.1,)}),
         *((rf"control to keep must be in \(0, 1\], got {keep}", (), {"keep": keep}) for keep in (0.0, 1.1)),
-        *(
-            ("needs a head of the target 'target' and of a control task", (), {"heads": {name: head}})
-            for name, head in HEADS.items()
-        ),
+        *(("head of the target 'target' and of a control", (), {"heads": {name: HEADS[name]}}) for name in HEADS),
         ("val split of 'control' has no labels", (TARGET, blind[0]), {}),
         ("test split of 'control' has no labels", (TARGET, blind[1]), {}),
         ("there is no data for 'control'", (TARGET,), {}),
@@ -168,18 +142,12 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
     for message, tasks, more in cases:
         with pytest.raises(RecipeError, match=message):
             negated(span_by_hand(*LINE), *tasks, **more)
-    with pytest.raises(
-        RecipeError, match=r"predict the control 'control' better.*got .* 50\.0% against 50\.0%.*; choose"
-    ):
+    blunt = r"predict the control 'control' better.*got .* 50\.0% against 50\.0%.*; choose"
+    with pytest.raises(RecipeError, match=blunt):
         negated(span_by_hand((1, 0), (-1, 0)))
     where, more_data = toy.tasks["where"], {**toy.tasks, "other": toy.tasks["where"]}
     verb: list[tuple[str, str, dict[str, Task], Any]] = [
-        (
-            r"task vector of 'other' needs its expert.*did you mean 'where'",
-            "other",
-            {"other": where, "where": where},
-            "probe",
-        ),
+        ("'other' needs its expert.*did you mean 'where'", "other", {"other": where, "where": where}, "probe"),
         ("no data of 'brigth'; give --data brigth=PATH", "brigth", toy.tasks, "probe"),
         (r"unknown heads 'prob'; did you mean 'probe'", "bright", toy.tasks, "prob"),
         ("scores 'other' with its expert's head; give its expert too", "bright", more_data, "expert"),
@@ -195,7 +163,7 @@ def accuracy(head: Any, values: torch.Tensor, labels: Any) -> float:
 
 def test_negation_is_that_of_real_merges(toy: Toy) -> None:
     result = negate(toy.experts, "bright", toy.tasks, grid=(0.3, 1.0), keep=0.6, encoding=toy.encoding)
-    found, tasks = result.search, encoded(toy)
+    found, tasks = result.search, toy.encoded()
     base = span_of(arithmetic(toy.experts, {}))
     heads = base_heads(base, tasks, toy.experts.heads)
 
@@ -220,7 +188,7 @@ def test_negation_is_that_of_real_merges(toy: Toy) -> None:
 
 
 def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
-    tasks = encoded(toy)
+    tasks = toy.encoded()
     span = span_of(arithmetic(toy.experts, {}))
     reader = {"where": replace(toy.experts.heads["where"], pooling="mean")}
     head = base_heads(span, tasks, reader)["where"]
@@ -228,7 +196,7 @@ def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     train = tasks.features(toy.experts.base, "where", "train", reader=head)
     assert accuracy(head, train.values, train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):
-        base_heads(span, encoded(toy, tasks=without_labels(toy, "train")), reader)
+        base_heads(span, toy.encoded(tasks=toy.without_labels("train")), reader)
 
 
 def test_heads_of_the_experts(toy: Toy) -> None:
@@ -236,7 +204,7 @@ def test_heads_of_the_experts(toy: Toy) -> None:
     found = negate(toy.experts, "bright", toy.tasks, heads="expert", grid=(0.3,), encoding=toy.encoding).search
     base = toy.experts.base.with_heads(toy.experts.heads)
     assert {task: score.value for task, score in found.base.items()} == {
-        task: encoded(toy).score(base, task, "test").value for task in ("bright", "where")
+        task: toy.encoded().score(base, task, "test").value for task in ("bright", "where")
     }
     more = {**toy.tasks, "other": toy.tasks["where"]}
     found = negate(toy.experts, "bright", more, grid=(0.3,), keep=0.1, encoding=toy.encoding).search
@@ -245,24 +213,17 @@ def test_heads_of_the_experts(toy: Toy) -> None:
 
 
 # `no` as long as the first weight is at most 0.5, `yes` as soon as the second is more.
-FOURTH = task_of(
-    "d",
-    {
-        "val": ([[1.0, 0.0], [0.0, 1.0]], [0, 1]),
-        "test": ([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0, 0, 0, 1]),
-    },
-)
+NO, YES = [1.0, 0.0], [0.0, 1.0]
+FOURTH = task_of("d", {"val": ([NO, YES], [0, 1]), "test": ([NO, NO, NO, YES], [0, 0, 0, 1])})
 
 
-def solved(
-    task: Task = FOURTH, grid: Sequence[float] = (0.25, 0.75, 1.0), said: Said | None = None, **more: Any
-) -> Analogy:
+def solved(task: Task = FOURTH, *, said: Said | None = None, **more: Any) -> editing.Analogy:
     """Weights (scale, shift)."""
-    plane = span_by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-    return search_analogy(plane, threshold(1, 1), pairs_of(task, said=said), task="d", grid=grid, **more)
+    plane, given = span_by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), pairs_of(task, said=said)
+    return search_analogy(plane, threshold(1, 1), given, task="d", **{"grid": (0.25, 0.75, 1.0), **more})
 
 
-def test_analogy_by_hand_with_one_coefficient() -> None:
+def test_analogy_by_hand() -> None:
     said = Said()
     found = solved(said=said, title="a:b::c")
     # One half is right on either side of 0.5, so the base is as good as anything.
@@ -273,9 +234,7 @@ def test_analogy_by_hand_with_one_coefficient() -> None:
     assert found.edited == found.base
     assert (found.base.low, found.base.high) == wilson(3, 4)
     assert found.expert is None
-
-
-def test_analogy_by_hand_with_two() -> None:
+    # With two coefficients
     found = solved(independent=True)
     assert len(found.curve) == 16
     assert {(point.scale, point.shift) for point in found.curve if point.accuracy == 1.0} == {
@@ -296,7 +255,7 @@ def test_forms_and_their_coefficients() -> None:
 
 
 def test_analogy_is_that_of_real_merges(toy: Toy) -> None:
-    form, tasks = Form("bright", "where", "bright"), encoded(toy, tasks={"fourth": toy.tasks["bright"]})
+    form, tasks = Form("bright", "where", "bright"), toy.encoded(tasks={"fourth": toy.tasks["bright"]})
     places = {**{task: toy.folder / task for task in toy.tasks}, "fourth": toy.folder / "bright"}
     experts, options = open_experts(places, base=toy.folder / "base"), {"independent": True, "encoding": toy.encoding}
     result = analogy(experts, form, "fourth", toy.tasks["bright"], grid=(0.4, 1.0), **options)  # type: ignore[arg-type]
@@ -320,17 +279,13 @@ def test_analogy_is_that_of_real_merges(toy: Toy) -> None:
 def test_what_is_no_analogy(toy: Toy) -> None:
     with pytest.raises(RecipeError, match="positive numbers, got 0"):
         solved(grid=(0, 1))
-    for split in ("val", "test"):
-        blind = replace(FOURTH, splits={**FOURTH.splits, split: FOURTH[split].unlabelled()})
+    for split in FOURTH.splits:
         with pytest.raises(RecipeError, match=f"{split} split of 'd' has no labels"):
-            solved(blind)
+            solved(task_with(FOURTH, split, FOURTH[split].unlabelled()))
     with pytest.raises(RecipeError, match="task vector of 'd' needs its expert, which was not given"):
         analogy(toy.experts, "bright:d::where", "fourth", toy.tasks["where"])
     with pytest.raises(RecipeError, match="'where' is one of the three of the analogy; give it a new name"):
         analogy(toy.experts, "bright:where::bright", "where", toy.tasks["where"])
-
-
-SCALED = [name for name, row in METHODS.items() if "scale" in schema(maker_of(row))]
 
 
 class Said(Progress):
@@ -344,7 +299,7 @@ class Said(Progress):
 
 
 def predictions(toy: Toy, model: Model, task: str) -> torch.Tensor:
-    return predict(model.head(task), encoded(toy).features(model, task, "val").values)
+    return predict(model.head(task), toy.encoded().features(model, task, "val").values)
 
 
 @pytest.mark.parametrize(("method", "options"), [("task_arithmetic", {}), ("ties", {"density": 0.05})])
@@ -360,14 +315,14 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, options: Any, c
         for task in toy.tasks:
             mine, expert = (predictions(toy, each, task) for each in (model, toy.experts.teacher(task)))
             truth = torch.tensor(toy.tasks[task]["val"].labels)
-            shares = [
-                float((one == other).double().mean()) for one, other in ((mine, truth), (expert, truth), (mine, expert))
-            ]
-            expected = shares[2] if criterion == "agreement" else shares[0] / shares[1]
+            own, best, agreed = (
+                float(same.double().mean()) for same in (mine == truth, expert == truth, mine == expert)
+            )
+            expected = agreed if criterion == "agreement" else own / best
             assert found.curve[scale][task] == pytest.approx(100 * expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", SCALED)
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if "scale" in schema(maker_of(row))])
 def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, method: str) -> None:
     none, half, whole = (
         merge(toy.experts, method=method, scale=scale).encoder.module().state_dict() for scale in (0.0, 0.5, 1.0)
@@ -385,7 +340,7 @@ def test_the_best_scale_and_the_smaller_of_equals() -> None:
 
 
 def test_agreement_needs_no_labels(toy: Toy) -> None:
-    blind = without_labels(toy, "val")
+    blind = toy.without_labels("val")
     options: dict[str, Any] = {"grid": (0.2, 0.8), "encoding": toy.encoding}
     found = search_scale(toy.experts, "task_arithmetic", blind, **options)
     assert found.criterion == "agreement"  # accuracy where there are labels
@@ -424,7 +379,7 @@ def test_features_of_a_point_are_those_of_the_merge(toy: Toy, plane: Span) -> No
     """Each head reads the encoder in its own way."""
     head = replace(toy.experts.heads["bright"], pooling="mean")
     model = arithmetic(toy.experts, {"bright": 0.5}).with_heads({"bright": head})
-    tasks, point = encoded(toy), plane.at(0.5, 0.0)
+    tasks, point = toy.encoded(), plane.at(0.5, 0.0)
     moved = tasks.features(point, "bright", "test", reader=head)
     torch.testing.assert_close(moved.values, tasks.features(model, "bright", "test").values)
     usual = tasks.features(point.with_heads(toy.experts.heads), "bright", "test")
@@ -434,7 +389,7 @@ def test_features_of_a_point_are_those_of_the_merge(toy: Toy, plane: Span) -> No
 def test_a_span_moves_no_module_that_others_use(toy: Toy) -> None:
     model = merge(toy.experts, method="average")
     before = {key: tensor.clone() for key, tensor in loaded(model.encoder).module.state_dict().items()}
-    encoded(toy).features(span_of(arithmetic(toy.experts, {}), model).at(0.3).with_heads(model.heads), "where", "val")
+    toy.encoded().features(span_of(arithmetic(toy.experts, {}), model).at(0.3).with_heads(model.heads), "where", "val")
     assert all(tensor.equal(before[key]) for key, tensor in loaded(model.encoder).module.state_dict().items())
 
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import (
-    CHEAP,
-    COUNTS,
-    CURRENT,
-    PROCESSOR,
-    PROTOCOLS,
-    Toy,
-    average,
-    encoded,
-    experts,
-    only,
-    same_predictions,
-    scored,
-    total,
-    with_wrong_labels,
-    without_labels,
-)
+from tests.analysis.making import CHEAP, COUNTS, CURRENT, PROCESSOR, PROTOCOLS, Toy, only, same_predictions, task_with
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.api.export import export
@@ -35,7 +19,7 @@ from orthomerge.data.task import Examples, Split, Task, few_shot
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, answers, contamination_notes, evaluate, gather, joint_answers
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocols import Builder, EvaluationProtocol, Evidence, Need
+from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence, Need
 from orthomerge.evaluation.tables import lines
 from orthomerge.merging.merge import MergedTensors
 from orthomerge.models import encoding
@@ -58,13 +42,13 @@ def stock_predictions(folder: Path, examples: Examples) -> list[int]:
 
 
 def test_every_test_example_is_counted_and_a_record_says_how(toy: Toy) -> None:
-    merged = total(toy)
-    scores = scored(toy, [experts(toy), merged], PROTOCOLS)
+    merged = toy.total()
+    scores = toy.scored([toy.alone(), merged], PROTOCOLS)
     assert len(scores) == 2 * 2 * (1 + 2 + 2 + 1 + 1 + 1 + 1) + 2
     for item in scores:
         record, answers = item.record, item.predictions
         start = 3 if (record.protocol, record.task) == ("joint", "where") else 0
-        assert answers.truth.tolist() == (encoded(toy).labels(record.task, "test") + start).tolist()
+        assert answers.truth.tolist() == (toy.encoded().labels(record.task, "test") + start).tolist()
         # Only labelled support from the test split itself is not scored: 3 shots of 3 classes.
         shown = 9 if (record.protocol, record.access) == ("knn", "transductive") else 0
         assert len(answers.predicted) == COUNTS["test"]
@@ -79,9 +63,9 @@ def test_every_test_example_is_counted_and_a_record_says_how(toy: Toy) -> None:
 
 
 def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
-    subject = average(toy)
+    subject = toy.average()
     subject.models["where"].save(tmp_path / "out")
-    scores = scored(toy, [experts(toy), subject])
+    scores = toy.scored([toy.alone(), subject])
     for task in toy.tasks:
         test = toy.tasks[task]["test"]
         (expert,) = only(scores, method="expert", task=task)
@@ -89,16 +73,14 @@ def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
         export(tmp_path / "out", tmp_path / task, task=task)
         (merged,) = only(scores, method="average", task=task, protocol="current")
         assert merged.predictions.predicted.tolist() == stock_predictions(tmp_path / task, test)
-    best, lost = (
-        np.mean([item.record.value for item in only(scores, method=name, protocol="current")])
-        for name in ("expert", "average")
-    )
+    ours = [only(scores, method=name, protocol="current") for name in ("expert", "average")]
+    best, lost = (np.mean([item.record.value for item in items]) for items in ours)
     assert best > 0.8 > lost  # something is lost by merging, or these tests see nothing
 
 
 def test_what_a_model_has_seen_stays_with_it(toy: Toy) -> None:
     protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, access="transductive")]
-    rows = lines(item.record for item in scored(toy, [average(toy, access="transductive")], protocols))
+    rows = lines(item.record for item in toy.scored([toy.average(access="transductive")], protocols))
     assert {line.way.access for line in rows} == {"transductive"}
     titles = ("epochs=2, from train", "epochs=3, from train", "epochs=2")
     assert [line.way.title for line in rows] == [*(f"aligned-c, {title}" for title in titles), "joint"]
@@ -108,11 +90,11 @@ def test_the_same_protocol_twice(toy: Toy) -> None:
     plain = replace(ALIGNED, access="transductive", models=("average",))
     twice = [plain, replace(plain, seeds=3, support="val")]  # this access takes its support from test anyway
     with pytest.raises(RecipeError, match=r"two protocols score 'average' in the same way: aligned-c, epochs=2 .trans"):
-        scored(toy, [average(toy)], twice)
+        toy.scored([toy.average()], twice)
     apart = [plain, replace(twice[1], models=("task_arithmetic",))]
-    assert len(only(scored(toy, [average(toy)], apart), protocol="aligned-c")) == len(toy.tasks)
+    assert len(only(toy.scored([toy.average()], apart), protocol="aligned-c")) == len(toy.tasks)
     with pytest.raises(RecipeError, match="score 'task_arithmetic' in the same way: current"):
-        scored(toy, [total(toy)], [CURRENT, EvaluationProtocol("current", seeds=2)])
+        toy.scored([toy.total()], [CURRENT, EvaluationProtocol("current", seeds=2)])
 
 
 def test_the_same_seed_gives_the_same_records_and_another_other_shots(toy: Toy, tmp_path: Path) -> None:
@@ -122,7 +104,7 @@ def test_the_same_seed_gives_the_same_records_and_another_other_shots(toy: Toy, 
     try:
         for count, cache in ((1, FeatureCache(tmp_path)), (2, None)):
             torch.set_num_threads(count)
-            runs.append(scored(toy, [average(toy)], PROTOCOLS[:3], how=replace(toy.encoding, cache=cache)))
+            runs.append(toy.scored([toy.average()], PROTOCOLS[:3], how=replace(toy.encoding, cache=cache)))
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
@@ -133,19 +115,15 @@ def test_the_same_seed_gives_the_same_records_and_another_other_shots(toy: Toy, 
     assert not same_predictions(first, second)
 
 
-def test_every_split_is_encoded_once_and_a_merge_is_computed_once(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_split_is_encoded_and_a_merge_computed_once(toy: Toy, tmp_path: Path, monkeypatch: Any) -> None:
     calls: list[tuple[int, str, str]] = []
     computed: list[object] = []
     plain, blocks = extract, MergedTensors.blocks
 
-    def counted(
-        encoder: torch.nn.Module, family: Any, pooling: str, examples: Examples, *rest: Any, **more: Any
-    ) -> Any:
+    def counted(encoder: torch.nn.Module, family: Any, pooling: str, *rest: Any, **more: Any) -> Any:
         content = hash(tuple(round(float(p.detach().sum()), 5) for p in encoder.parameters()))
-        calls.append((content, more["task"], examples.split))
-        return plain(encoder, family, pooling, examples, *rest, **more)
+        calls.append((content, more["task"], rest[0].split))
+        return plain(encoder, family, pooling, *rest, **more)
 
     def counted_blocks(tensors: MergedTensors) -> Any:
         computed.append(tensors)
@@ -154,26 +132,26 @@ def test_every_split_is_encoded_once_and_a_merge_is_computed_once(
     monkeypatch.setattr(encoding, "extract", counted)
     monkeypatch.setattr(MergedTensors, "blocks", counted_blocks)
     how = replace(toy.encoding, cache=FeatureCache(tmp_path))
-    subjects = [experts(toy), average(toy), total(toy)]
-    first = scored(toy, subjects, PROTOCOLS, how=how)
+    subjects = [toy.alone(), toy.average(), toy.total()]
+    first = toy.scored(subjects, PROTOCOLS, how=how)
     assert len(calls) == len(set(calls)) == (2 + 2 + 2) * 2  # encoders and tasks; train and test
     assert {split for *_, split in calls} == {"train", "test"}
     assert computed.count(subjects[1].models["where"].weights) == 1
     calls.clear()
-    again = scored(toy, subjects, PROTOCOLS, how=how)
+    again = toy.scored(subjects, PROTOCOLS, how=how)
     assert not calls
     assert [item.record for item in again] == [item.record for item in first]
 
 
 def test_what_cannot_be_scored(toy: Toy) -> None:
-    one, train = [average(toy)], without_labels(toy, "train")
+    one, train = [toy.average()], toy.without_labels("train")
     aligned, knn = PROTOCOLS[2], PROTOCOLS[1]
     turned = {**toy.tasks, "where": replace(toy.tasks["where"], labels=("bottom", "middle", "top"))}
-    strange = Subject("average", {"wher": average(toy).models["where"]})
+    strange = Subject("average", {"wher": toy.average().models["where"]})
     teachers = {"bright": toy.experts.teacher("bright")}
     cases: list[tuple[str, list[Subject], list[EvaluationProtocol], dict[str, Any]]] = [
         (r"expert of 'where' is needed as teacher; .*--expert where=PATH", one, [aligned], {"teachers": teachers}),
-        ("test split of 'bright' has no labels", one, [CURRENT], {"tasks": without_labels(toy, "test")}),
+        ("test split of 'bright' has no labels", one, [CURRENT], {"tasks": toy.without_labels("test")}),
         ("2 shots per class need labelled inputs; give", one, [replace(aligned, shots=2)], {"tasks": train}),
         ("'knn' needs labels", one, [replace(knn, shots=0.5)], {"tasks": train}),
         ("2 models are called 'average'", [*one, *one], [CURRENT], {}),
@@ -182,17 +160,17 @@ def test_what_cannot_be_scored(toy: Toy) -> None:
     ]
     for message, subjects, protocols, more in cases:
         with pytest.raises(RecipeError, match=message):
-            scored(toy, subjects, protocols, **more)
+            toy.scored(subjects, protocols, **more)
     with pytest.raises(IncompatibleError, match=r"must have the labels of its head in 'average', .*match_labels"):
-        scored(toy, one, tasks=turned)
-    unlabelled, labelled = scored(toy, one, [aligned], tasks=train), scored(toy, one, [aligned])
+        toy.scored(one, tasks=turned)
+    unlabelled, labelled = toy.scored(one, [aligned], tasks=train), toy.scored(one, [aligned])
     assert [item.record for item in unlabelled] == [item.record for item in labelled]  # aligned-c never saw a label
 
 
 def test_an_expert_that_knows_the_test_inputs(toy: Toy) -> None:
-    assert contamination_notes(encoded(toy)) == []
+    assert contamination_notes(toy.encoded()) == []
     # The expert is as good as ever on test; of the validation labels all are made wrong.
-    (note,) = contamination_notes(encoded(toy, tasks=with_wrong_labels(toy, "where", "val")))
+    (note,) = contamination_notes(toy.encoded(tasks=toy.with_wrong_labels("where", "val")))
     assert note.startswith("the expert of 'where' scores ")
     assert note.endswith("it may have been trained on the test inputs")
     task = toy.tasks["where"]
@@ -200,15 +178,15 @@ def test_an_expert_that_knows_the_test_inputs(toy: Toy) -> None:
     nothing = Examples([], np.zeros(0, dtype=np.int64), "val")
     for splits in (without, {**task.splits, "val": task["val"].unlabelled()}, {**task.splits, "val": nothing}):
         tasks = {**toy.tasks, "where": replace(task, splits=splits)}
-        assert contamination_notes(encoded(toy, tasks=tasks)) == []
-    assert contamination_notes(encoded(toy, teachers={})) == []
+        assert contamination_notes(toy.encoded(tasks=tasks)) == []
+    assert contamination_notes(toy.encoded(teachers={})) == []
 
 
 def test_inputs_that_two_splits_share(toy: Toy) -> None:
     task, test = toy.tasks["where"], toy.tasks["where"]["test"]
     mixed = replace(test, inputs=[*(list(task["train"].inputs)[:2]), *list(test.inputs)[2:]])
-    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "test": mixed})}
-    (note,) = contamination_notes(encoded(toy, tasks=tasks, teachers={}))
+    tasks = {**toy.tasks, "where": task_with(task, "test", mixed)}
+    (note,) = contamination_notes(toy.encoded(tasks=tasks, teachers={}))
     assert note == (
         f"2 of {len(test)} test inputs of 'where' are among those for training or validation: models may have been "
         "fitted to them; take them out of one split"
@@ -216,50 +194,36 @@ def test_inputs_that_two_splits_share(toy: Toy) -> None:
 
 
 @dataclass(frozen=True)
-class Spy:
-    """Keeps the evidence that it gets."""
+class Spy(EvaluationProtocol):
+    """A protocol that keeps the evidence that it gets."""
 
-    needs: frozenset[Need]
+    wanted: frozenset[Need] = frozenset()
     evidence: list[Evidence] = field(default_factory=list)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.wanted
+
+    def builder(self) -> Any:
+        return self
 
     def build(self, evidence: Evidence) -> Classifier:
         self.evidence.append(evidence)
         return evidence.head
 
 
-@dataclass(frozen=True)
-class Spied(EvaluationProtocol):
-    """A protocol whose builder is a spy."""
-
-    spy: Any = None
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        needs: frozenset[Need] = self.spy.needs
-        return needs
-
-    def builder(self) -> Builder:
-        builder: Builder = self.spy
-        return builder
-
-
 ACCESS: dict[str, Split] = {"inductive": "train", "transductive": "test"}
-NEEDS: list[frozenset[Need]] = [
-    frozenset(),
-    frozenset({"features"}),
-    frozenset({"features", "labels"}),
-    frozenset({"features", "expert"}),
-    frozenset({"features", "expert", "labels"}),
-]
+NEEDS = ("", "features", "features labels", "features expert", "features expert labels")
 
 
 @pytest.mark.parametrize("access", ACCESS)
 @pytest.mark.parametrize("shots", [None, 0.5, 2])
-@pytest.mark.parametrize("needs", NEEDS, ids=lambda needs: "+".join(sorted(needs)) or "nothing")
-def test_evidence_is_what_was_declared(toy: Toy, needs: frozenset[Need], access: Any, shots: float | None) -> None:
-    tasks, model, task = encoded(toy), average(toy).models["where"], "where"
+@pytest.mark.parametrize("words", NEEDS)
+def test_evidence_is_what_was_declared(toy: Toy, words: str, access: Any, shots: float | None) -> None:
+    needs: Any = frozenset(words.split())
+    tasks, model, task = toy.encoded(), toy.average().models["where"], "where"
     own = model.with_heads({**model.heads, task: replace(head_of(model.head(task)), normalise=True)})
-    protocol = Spied(shots=shots, seeds=2, access=access, spy=Spy(needs))
+    protocol = Spy(shots=shots, seeds=2, access=access, wanted=needs)
     if "labels" in needs and (access, shots) == ("transductive", None):
         with pytest.raises(RecipeError, match=r"needs labels cannot be scored .* of 37 inputs 0 would remain"):
             list(answers(protocol, tasks, own, task))
@@ -271,7 +235,7 @@ def test_evidence_is_what_was_declared(toy: Toy, needs: frozenset[Need], access:
     assert labels is not None
     place = {tuple(row): number for number, row in enumerate(whole.values.tolist())}
     assert len(place) == COUNTS[split]
-    for answer, evidence in zip(results, protocol.spy.evidence, strict=True):
+    for answer, evidence in zip(results, protocol.evidence, strict=True):
         assert len(answer.predicted) == COUNTS["test"]
         assert evidence.seed == answer.seed
         # The head is the model's, or the expert's if the expert is needed.
@@ -284,25 +248,15 @@ def test_evidence_is_what_was_declared(toy: Toy, needs: frozenset[Need], access:
         few = few_shot(labels, 2, seed=answer.seed).tolist() if shots == 2 else None
         assert len(set(rows)) == len(rows) == {None: len(whole), 0.5: round(len(whole) / 2), 2: 6}[shots]
         assert few is None or sorted(rows) == sorted(few)
-        if "labels" in needs:
-            assert evidence.support.labels is not None
-            assert evidence.support.labels.tolist() == labels[rows].tolist()
-        else:
-            assert evidence.support.labels is None
-        if "expert" in needs:
-            assert evidence.expert is not None
+        shown = evidence.support.labels
+        assert (None if shown is None else shown.tolist()) == (labels[rows].tolist() if "labels" in needs else None)
+        assert (evidence.expert is not None) == ("expert" in needs)
+        if evidence.expert is not None:
             assert evidence.expert.labels is None
             assert evidence.expert.values.equal(tasks.features(teacher, task, split).values[rows])
-        else:
-            assert evidence.expert is None
         # What was shown with its label is not scored, and all else is.
-        shown = sorted(rows) if "labels" in needs and access == "transductive" else []
-        assert (answer.predicted == UNSCORED).nonzero().flatten().tolist() == shown
-
-
-def seeded(name: str, options: dict[str, Any], seed: int) -> Any:
-    aligner: Any = make_aligner(name, options)
-    return replace(aligner, seed=seed) if "seed" in {each.name for each in fields(aligner)} else aligner
+        left_out = sorted(rows) if "labels" in needs and access == "transductive" else []
+        assert (answer.predicted == UNSCORED).nonzero().flatten().tolist() == left_out
 
 
 def by_hand(
@@ -319,8 +273,10 @@ def by_hand(
             evidence = Evidence(head_of(model.head(task)), merged, seed=seed)
             classifier = EvaluationProtocol(name, protocol.options).builder().build(evidence)
         else:
-            pair = FeaturePair(merged.unlabelled(), own.unlabelled())
-            classifier = seeded(name, dict(protocol.options), seed).fit(pair, head).classifier
+            aligner: Any = make_aligner(name, dict(protocol.options))
+            if hasattr(aligner, "seed"):
+                aligner = replace(aligner, seed=seed)
+            classifier = aligner.fit(FeaturePair(merged.unlabelled(), own.unlabelled()), head).classifier
         yield classifier(tasks.features(model, task, "test").values).argmax(1), rows
 
 
@@ -342,23 +298,22 @@ CASES = [
 def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
     """A draw gives what fitting by hand gives, whatever else there is, and a record says how it was scored."""
     protocol, split = replace(case, shots=3, seeds=2, access=access), ACCESS[access]
-    subject = average(toy)
+    subject = toy.average()
     for task, model in subject.models.items():
-        results = list(answers(protocol, encoded(toy), model, task))
+        results = list(answers(protocol, toy.encoded(), model, task))
         assert [answer.seed for answer in results] == ([0, 1] if protocol.needs else [0])
-        for answer, (predicted, rows) in zip(
-            results, by_hand(protocol, encoded(toy), model, task, split), strict=False
-        ):
+        expected_draws = by_hand(protocol, toy.encoded(), model, task, split)
+        for answer, (predicted, rows) in zip(results, expected_draws, strict=False):
             if access == "transductive" and "labels" in protocol.needs:
                 predicted[rows] = UNSCORED
             assert answer.predicted.equal(predicted)
             assert (answer.extra > 0) == (protocol.aligner == "surgery" or protocol.name == "knn")
         # Inputs of the other splits make no difference, nor do other draws.
         used = {name: part for name, part in toy.tasks[task].splits.items() if name in (split, "test")}
-        alone = encoded(toy, tasks={task: replace(toy.tasks[task], splits=used)})
+        alone = toy.encoded(tasks={task: replace(toy.tasks[task], splits=used)})
         (later,) = answers(replace(protocol, first=1, seeds=1), alone, model, task)
         assert later.predicted.equal(results[-1].predicted)
-    for item in scored(toy, [subject], [protocol])[: 2 if protocol.needs else 1]:
+    for item in toy.scored([subject], [protocol])[: 2 if protocol.needs else 1]:
         record = item.record
         assert (record.protocol, record.aligner, record.options) == (case.name, case.aligner, case.options)
         expected = (3, split, access) if protocol.needs else (None, None, "data-free")
@@ -369,7 +324,7 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     """Only what needs evidence sees the head behind it."""
     from orthomerge.models.heads import SurgeryHead
 
-    model, tasks = average(toy).models["where"], encoded(toy)
+    model, tasks = toy.average().models["where"], toy.encoded()
     head = head_of(model.head("where"))
     extra = SurgeryHead(head, torch.zeros(4, head.width), torch.zeros(head.width, 4))
     more = model.with_heads({**model.heads, "where": extra})
@@ -441,29 +396,27 @@ def test_joint_by_hand() -> None:
 
 def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
     """Multi-task training gives one encoder in a model per task."""
-    models = {task: average(toy).models[task] for task in reversed(toy.tasks)}
+    models = {task: toy.average().models[task] for task in reversed(toy.tasks)}
     assert models["where"].encoder is not models["bright"].encoder
     mtl = Subject("mtl", {task: model.with_heads({task: model.head(task)}) for task, model in models.items()})
-    scores = scored(toy, [mtl, average(toy)])
+    scores = toy.scored([mtl, toy.average()])
     for task in toy.tasks:
         (item,) = only(scores, method="mtl", protocol="joint", task=task)
         (same,) = only(scores, method="average", protocol="joint", task=task)
-        assert (
-            item.predictions.predicted == same.predictions.predicted
-        ).all()  # in one label space, whatever the order of the tasks
+        assert same_predictions(item, same)  # in one label space, whatever the order of the tasks
         assert (item.predictions.truth == same.predictions.truth).all()
 
 
 def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
     """Every head reads every input in its own way."""
-    model = average(toy).models["where"]
+    model = toy.average().models["where"]
     heads = {"bright": replace(head_of(model.heads["bright"]), pooling="mean"), "where": model.heads["where"]}
-    mixed, tasks = model.with_heads(heads), encoded(toy)
+    mixed, tasks = model.with_heads(heads), toy.encoded()
     joint = only(list(evaluate([Subject.of(mixed, toy.tasks)], [CURRENT], tasks)), protocol="joint")
     for item in joint:
         task = item.record.task
         parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
         assert item.predictions.predicted.tolist() == torch.cat(parts, 1).argmax(1).tolist()
-    (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
+    (plain,) = only(toy.scored([toy.average()]), protocol="joint", task="bright")
     (other,) = only(joint, task="bright")
-    assert (plain.predictions.predicted != other.predictions.predicted).any()
+    assert not same_predictions(plain, other)

@@ -13,10 +13,8 @@ from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation import metrics
 from orthomerge.evaluation.metrics import (
     Difference,
-    Score,
     bootstrap,
     counted,
-    hits,
     holm,
     mcnemar,
     mcnemar_hits,
@@ -45,41 +43,37 @@ def test_mcnemar_by_hand(first: int, second: int, p: float) -> None:
     assert mcnemar(first, second) == p
 
 
-def test_mcnemar_of_many() -> None:
+def test_mcnemar_of_many_and_of_lists() -> None:
     # Normal with continuity correction: z = (|10100 - 9900| - 1) / sqrt(20000)
     z = 199 / math.sqrt(20_000)
     assert mcnemar(10_100, 9_900) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
     assert mcnemar(20_000, 0) == 0.0
-
-
-def test_mcnemar_counts_only_what_differs() -> None:
+    # Only what differs counts.
     first = np.array([1, 1, 1, 1, 1, 0, 1, 0, 1], dtype=bool)
     second = np.array([0, 0, 0, 0, 0, 1, 1, 0, 1], dtype=bool)
     assert mcnemar_hits(first, second) == mcnemar(5, 1) == 14 / 64
-
-
-def test_mcnemar_over_seeds_goes_by_the_majority() -> None:
-    # Under three seeds: first ahead by 3, 1 and 1; second ahead by 1; level twice.
+    # Over seeds it goes by the majority. Under three: first ahead by 3, 1 and 1; second ahead by 1; level twice.
     first = np.array([[1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1], [1, 0, 1, 0, 0, 0]], dtype=bool)
     second = np.array([[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0]], dtype=bool)
     assert mcnemar_hits(first, second) == mcnemar(3, 1)
 
 
-def draw(generator: np.random.Generator, n: int, *, gain: float) -> tuple[Bools, Bools]:
-    """Hits of two methods: 70 % both, 10 % + gain only the first, 10 % only the second."""
-    kind = generator.choice(4, size=n, p=[0.7, 0.1 + gain, 0.1, 0.1 - gain])
-    return (kind == 0) | (kind == 1), (kind == 0) | (kind == 2)
+def draw(generator: np.random.Generator, *tasks: tuple[int, float]) -> tuple[dict[str, Bools], dict[str, Bools]]:
+    """Hits of two methods on tasks of n inputs: 70 % both, 10 % + gain only the first, 10 % only the second."""
+    kinds = {
+        str(place): generator.choice(4, size=n, p=[0.7, 0.1 + gain, 0.1, 0.1 - gain])
+        for place, (n, gain) in enumerate(tasks)
+    }
+    first, second = ({task: (kind == 0) | (kind == own) for task, kind in kinds.items()} for own in (1, 2))
+    return first, second
 
 
 def test_bootstrap_agrees_with_the_formula() -> None:
-    generator = np.random.default_rng(0)
-    sizes = {"small": 200, "large": 5000}
-    pairs = {task: draw(generator, n, gain=0.03) for task, n in sizes.items()}
-    first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
+    first, second = draw(np.random.default_rng(0), (200, 0.03), (5000, 0.03))
     found, _ = bootstrap(first, second)
-    gaps = {task: one.astype(int) - other for task, (one, other) in pairs.items()}
-    estimate = np.mean([gap.mean() for gap in gaps.values()])
-    error = math.sqrt(sum(gap.var() / len(gap) for gap in gaps.values())) / 2
+    gaps = [one.astype(int) - other for one, other in zip(first.values(), second.values(), strict=True)]
+    estimate = np.mean([gap.mean() for gap in gaps])
+    error = math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / 2
     assert found.estimate == pytest.approx(estimate)
     assert found.error == pytest.approx(error, rel=0.03)
     assert (found.low, found.high) == pytest.approx((estimate - 1.96 * error, estimate + 1.96 * error), abs=0.1 * error)
@@ -90,11 +84,9 @@ def test_bootstrap_agrees_with_the_formula() -> None:
 
 
 def test_bootstrap_by_task() -> None:
-    generator = np.random.default_rng(0)
-    pairs = {task: draw(generator, n, gain=gain) for task, n, gain in (("a", 300, 0.05), ("b", 900, 0.0))}
-    first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
+    first, second = draw(np.random.default_rng(0), (300, 0.05), (900, 0.0))
     whole, parts = bootstrap(first, second)
-    assert list(parts) == ["a", "b"]
+    assert list(parts) == ["0", "1"]
     for task, part in parts.items():
         alone, _ = bootstrap({task: first[task]}, {task: second[task]})
         assert part.estimate == alone.estimate == pytest.approx(first[task].mean() - second[task].mean())
@@ -107,13 +99,7 @@ def test_bootstrap_covers() -> None:
     generator = np.random.default_rng(1)
     covered = 0
     for seed in range(200):
-        pairs = [draw(generator, n, gain=0.05) for n in (60, 150)]
-        found, _ = bootstrap(
-            {str(i): one for i, (one, _) in enumerate(pairs)},
-            {str(i): other for i, (_, other) in enumerate(pairs)},
-            resamples=1000,
-            seed=seed,
-        )
+        found, _ = bootstrap(*draw(generator, (60, 0.05), (150, 0.05)), resamples=1000, seed=seed)
         covered += found.low <= 0.05 <= found.high
     assert 180 <= covered <= 199  # of 190 expected
 
@@ -124,9 +110,8 @@ def test_bootstrap_draws_items_as_a_naive_one_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(metrics, "_MOST", 1000)  # several blocks
     found, _ = bootstrap({"t": first}, {"t": second})
     gap = first.astype(int) - second
-    naive = np.array(
-        [gap[np.ix_(generator.integers(5, size=5), generator.integers(80, size=80))].mean() for _ in range(4000)]
-    )
+    drawn = (np.ix_(generator.integers(5, size=5), generator.integers(80, size=80)) for _ in range(4000))
+    naive = np.array([gap[places].mean() for places in drawn])
     assert found.estimate == pytest.approx(gap.mean())
     assert found.error == pytest.approx(naive.std(), rel=0.06)
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(naive, [0.025, 0.975])), abs=0.012)
@@ -142,14 +127,11 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     assert wild.high - wild.low > 5 * (calm.high - calm.low)
 
 
-def test_methods_that_never_differ_still_have_an_error() -> None:
+def test_methods_that_never_differ_and_methods_that_do() -> None:
     hits = np.array([True, False, True, True])
     found, _ = bootstrap({"t": hits}, {"t": hits})
     assert (found.estimate, found.low, found.high, found.p) == (0, 0, 0, 1)
     assert found.error == pytest.approx(1 / 6)  # sqrt(0.5 + 0.5) / (4 + 2)
-
-
-def test_p_is_small_only_for_a_difference() -> None:
     better = np.arange(200) < 180
     assert bootstrap({"t": better}, {"t": np.arange(200) < 140})[0].p == pytest.approx(2 / 10_001)
 
@@ -175,8 +157,7 @@ def test_holm_by_hand() -> None:
     ],
 )
 def test_comparable_needs_both_tests(estimate: float, error: float, comparable: bool) -> None:
-    difference = Difference(estimate, 0, 0, error, 1)
-    assert tost(difference, margin=0.005).comparable is comparable
+    assert tost(Difference(estimate, 0, 0, error, 1), margin=0.005).comparable is comparable
 
 
 def test_tost_by_hand() -> None:
@@ -186,16 +167,14 @@ def test_tost_by_hand() -> None:
     assert not found.comparable
 
 
-KIND = head_kind(SINGLE_LABEL)
-
-
 def test_choices_take_the_first_of_equals() -> None:
+    choices = head_kind(SINGLE_LABEL).choices
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-math.inf, -5.0, -math.inf]])
-    assert KIND.choices(logits).tolist() == [1, 0, 1]
-    assert KIND.choices(torch.zeros(0, 3)).tolist() == []
+    assert choices(logits).tolist() == [1, 0, 1]
+    assert choices(torch.zeros(0, 3)).tolist() == []
     for shape in ((3,), (3, 0), (1, 2, 3)):
         with pytest.raises(IncompatibleError, match=r"logits must be \[n, classes\], got"):
-            KIND.choices(torch.zeros(shape))
+            choices(torch.zeros(shape))
 
 
 def test_no_input_is_lost_between_blocks() -> None:
@@ -207,16 +186,15 @@ def test_no_input_is_lost_between_blocks() -> None:
     assert torch.equal(logits_of(head, values), head(values))
 
 
-class _Short:
-    labels = ("a", "b")
-
-    def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(features) - 1, 2)
-
-
 def test_a_classifier_that_loses_inputs() -> None:
+    class Short:
+        labels = ("a", "b")
+
+        def __call__(self, features: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(features) - 1, 2)
+
     with pytest.raises(IncompatibleError, match=r"must give logits \(5, 2\) for 5 inputs, got \(4, 2\)"):
-        predict(_Short(), torch.zeros(5, 3))
+        predict(Short(), torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize(("one", "other"), [((3,), (4,)), ((0,), (0,)), ((2, 1), (2, 1))])
@@ -242,5 +220,5 @@ def test_wilson(right: int, total: int, low: float, high: float) -> None:
 
 def test_an_accuracy_with_its_interval() -> None:
     predicted, labels = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 0])
-    assert hits(predicted, labels).tolist() == [True, True, True, False]
-    assert counted(predicted, labels) == Score(0.75, *wilson(3, 4), examples=4)
+    assert metrics.hits(predicted, labels).tolist() == [True, True, True, False]
+    assert counted(predicted, labels) == metrics.Score(0.75, *wilson(3, 4), examples=4)

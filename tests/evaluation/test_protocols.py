@@ -16,13 +16,7 @@ from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.evaluation.probe import Probe
 from orthomerge.evaluation.protocols import Current, EvaluationProtocol, Evidence, Row, find_protocol
 from orthomerge.models.features import Features
-from orthomerge.models.heads import Head, Linear
-
-LABELS = ("a", "b", "c")
-
-
-def head_of(weight: torch.Tensor, bias: torch.Tensor | None = None, **more: Any) -> Head:
-    return Head(Linear(weight, bias), tuple(LABELS[: len(weight)]), **more)
+from orthomerge.testing.toys import linear_head, random
 
 
 def support_of(values: Any, labels: Any = None) -> Features:
@@ -30,18 +24,13 @@ def support_of(values: Any, labels: Any = None) -> Features:
     return Features(torch.as_tensor(values, dtype=torch.float32), "toy", "train", numbers)
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-class TestCurrent:
-    def test_by_hand(self) -> None:
-        head = head_of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]]), torch.tensor([0.0, -1.0, 0.5]))
-        classifier = Current().build(Evidence(head))
-        assert classifier is head
-        features = torch.tensor([[3.0, 1.0], [1.0, 2.0], [-1.0, -2.0]])
-        assert classifier(features).tolist() == [[3, 1, -3.5], [1, 3, -2.5], [-1, -5, 3.5]]
-        assert predict(classifier, features).tolist() == [0, 1, 2]
+def test_current_by_hand() -> None:
+    head = linear_head(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]]), torch.tensor([0.0, -1.0, 0.5]))
+    classifier = Current().build(Evidence(head))
+    assert classifier is head
+    features = torch.tensor([[3.0, 1.0], [1.0, 2.0], [-1.0, -2.0]])
+    assert classifier(features).tolist() == [[3, 1, -3.5], [1, 3, -2.5], [-1, -5, 3.5]]
+    assert predict(classifier, features).tolist() == [0, 1, 2]
 
 
 class TestKnn:
@@ -50,7 +39,7 @@ class TestKnn:
     CLASSES = (0, 2, 0, 1, 0, 2, 1, 0)
 
     def test_by_hand_where_neighbours_and_centroids_say_otherwise(self) -> None:
-        head = head_of(torch.zeros(3, 2))
+        head = linear_head(torch.zeros(3, 2))
         classifier = Knn().build(Evidence(head, support_of(self.ANCHORS, self.CLASSES)))
         logits = classifier(torch.zeros(1, 2))
         torch.testing.assert_close(logits, torch.tensor([[-10.0, -8.0, -5.0]]))
@@ -63,22 +52,22 @@ class TestKnn:
         assert centroids.norm(dim=1).argmin() == 1
 
     def test_a_class_without_support_is_infinitely_far(self) -> None:
-        classifier = Knn().build(Evidence(head_of(torch.zeros(3, 1)), support_of([[1.0], [5.0]], [2, 0])))
+        classifier = Knn().build(Evidence(linear_head(torch.zeros(3, 1)), support_of([[1.0], [5.0]], [2, 0])))
         assert classifier(torch.tensor([[2.0], [100.0]])).tolist() == [[-3, -math.inf, -1], [-95, -math.inf, -99]]
-        assert classifier.labels == LABELS
+        assert classifier.labels == linear_head(torch.zeros(3, 1)).labels
 
     def test_blocks_and_a_far_origin_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         anchors, classes = random(50, 6) + 1000, torch.arange(50) % 3
         features = random(33, 6, seed=1) + 1000
         every = (features.double()[:, None] - anchors.double()).norm(dim=2)
         expected = -torch.stack([every[:, classes == c].mean(1) for c in range(3)], 1)
-        evidence = Evidence(head_of(torch.zeros(3, 6)), support_of(anchors, classes))
+        evidence = Evidence(linear_head(torch.zeros(3, 6)), support_of(anchors, classes))
         for most in (1, 170, 1 << 22):
             monkeypatch.setattr(knn, "_MOST", most)
             torch.testing.assert_close(Knn().build(evidence)(features), expected.float())
 
     def test_two_classes_at_one_distance(self) -> None:
-        classifier = Knn().build(Evidence(head_of(torch.zeros(2, 1)), support_of([[1.0], [-1.0]], [1, 0])))
+        classifier = Knn().build(Evidence(linear_head(torch.zeros(2, 1)), support_of([[1.0], [-1.0]], [1, 0])))
         assert predict(classifier, torch.zeros(1, 1)).tolist() == [0]
 
 
@@ -90,18 +79,17 @@ class TestProbe:
         for _ in range(100):
             v = (low + high) / 2
             low, high = (v, high) if 1 / (1 + math.exp(2 * v)) > 0.01 * v else (low, v)
-        evidence = Evidence(head_of(torch.zeros(2, 1)), support_of([[3.0], [7.0], [3.0], [7.0]], [0, 1, 0, 1]))
+        evidence = Evidence(linear_head(torch.zeros(2, 1)), support_of([[3.0], [7.0], [3.0], [7.0]], [0, 1, 0, 1]))
         probe = Probe(l2=0.01).build(evidence)
         torch.testing.assert_close(probe.output.weight, torch.tensor([[-v], [v]]) / 2, rtol=1e-4, atol=0)
-        torch.testing.assert_close(
-            probe(torch.tensor([[3.0], [5.0], [7.0]])), torch.tensor([[v, -v], [0, 0], [-v, v]]), rtol=1e-4, atol=1e-4
-        )
+        logits = probe(torch.tensor([[3.0], [5.0], [7.0]]))
+        torch.testing.assert_close(logits, torch.tensor([[v, -v], [0, 0], [-v, v]]), rtol=1e-4, atol=1e-4)
 
     def test_separable_classes_are_separated_and_the_gradient_is_zero(self) -> None:
         labels = torch.arange(300) % 3
         features = (6 * torch.eye(3, 10))[labels] + random(300, 10) * torch.logspace(-2, 0, 10) + 50
         features[:, 9] = 4  # constant: nothing to learn from, nothing to divide by
-        probe = Probe(l2=1e-2).build(Evidence(head_of(torch.zeros(3, 10)), support_of(features, labels)))
+        probe = Probe(l2=1e-2).build(Evidence(linear_head(torch.zeros(3, 10)), support_of(features, labels)))
         assert counted(predict(probe, features), labels).value == 1
         sigma = features.double().std(0, correction=0)
         sigma[9] = 1
@@ -113,20 +101,16 @@ class TestProbe:
 
     @pytest.mark.parametrize(("seen", "missing"), [([0, 2], 1), ([1, 1], 0)])
     def test_a_class_without_support_is_never_predicted(self, seen: list[int], missing: int) -> None:
-        probe = Probe().build(Evidence(head_of(torch.zeros(3, 1)), support_of([[0.0], [1.0]], seen)))
+        probe = Probe().build(Evidence(linear_head(torch.zeros(3, 1)), support_of([[0.0], [1.0]], seen)))
         assert probe(torch.zeros(1, 1))[0, missing] == -math.inf
         assert predict(probe, torch.tensor([[0.0], [1.0]])).tolist() == seen
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            *(({"l2": l2}, f"'l2' must be positive, got {l2}") for l2 in (0.0, -1.0, math.inf)),
-            ({"steps": 0}, "'steps' must be at least 1, got 0"),
-        ],
-    )
-    def test_options(self, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(RecipeError, match=message):
-            Probe(**options)
+    def test_options(self) -> None:
+        for l2 in (0.0, -1.0, math.inf):
+            with pytest.raises(RecipeError, match=f"'l2' must be positive, got {l2}"):
+                Probe(l2=l2)
+        with pytest.raises(RecipeError, match="'steps' must be at least 1, got 0"):
+            Probe(steps=0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +123,7 @@ class TestProbe:
 def test_evidence_that_is_not_enough(name: str, message: str) -> None:
     for support in (None, support_of(torch.ones(4, 2))):
         with pytest.raises(RecipeError, match=message):
-            EvaluationProtocol(name).builder().build(Evidence(head_of(torch.ones(3, 2)), support))
+            EvaluationProtocol(name).builder().build(Evidence(linear_head(torch.ones(3, 2)), support))
 
 
 def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:

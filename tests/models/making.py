@@ -124,6 +124,18 @@ def open_models(name: str, folder: Path) -> Experts:
     return om.open({task: folder / task for task in TASKS}, base=folder / "base", heads=heads)
 
 
+def average(name: str, folder: Path) -> Model:
+    """The average of a family's two experts, which are written to a folder first."""
+    write_models(name, folder)
+    return om.merge(open_models(name, folder), "average")
+
+
+def reloaded(model: Model, folder: Path) -> Model:
+    """The model as it comes back from a folder."""
+    model.save(folder)
+    return om.load(folder)
+
+
 def tensors_of(tensors: Tensors | Model) -> dict[str, torch.Tensor]:
     """All tensors by name, flat."""
     stream = tensors.weights if isinstance(tensors, Model) else tensors
@@ -158,6 +170,13 @@ def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+def write_clip(folder: Path) -> Path:
+    """A CLIP with its tokenizer."""
+    save(build("CLIPModel", "clip"), folder)
+    write_tokenizer(folder)
+    return folder
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -6,14 +6,16 @@ import copy
 import json
 import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.berts import HEADS
-from tests.models.making import batch_for, build, save, stock
+from tests.models.making import TASKS, batch_for, build, save, stock
 
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
@@ -37,16 +39,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_adapter(base: Path, folder: Path, labels: int, **options: Any) -> None:
+def save_adapter(classifier: Any, folder: Path, **options: Any) -> None:
     """An adapter with random factors and head; and beside it, as FOLDER-full, the full model that it makes."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from peft import LoraConfig, get_peft_model
-        from transformers import BertForSequenceClassification
-
-        torch.manual_seed(labels)
-        classifier = BertForSequenceClassification.from_pretrained(base, num_labels=labels)
-        adapted: Any = get_peft_model(classifier, LoraConfig(**{"modules_to_save": ["classifier"], **options}))
+        config = peft.LoraConfig(**{"modules_to_save": ["classifier"], **options})
+        adapted: Any = peft.get_peft_model(copy.deepcopy(classifier), config)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad:
                 parameter.data = (0.05 if "lora" in name else 0.3) * torch.randn(parameter.shape)
@@ -54,40 +52,42 @@ def save_adapter(base: Path, folder: Path, labels: int, **options: Any) -> None:
         adapted.merge_and_unload().save_pretrained(f"{folder}-full")
 
 
+def bert(base: Path, labels: int) -> Any:
+    with quiet():
+        from transformers import BertForSequenceClassification
+
+        torch.manual_seed(labels)  # of the adapter too
+        return BertForSequenceClassification.from_pretrained(base, num_labels=labels)
+
+
 @pytest.fixture(scope="module")
 def folder(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TASK: adapters; TASK-full: the models that they make."""
     place = tmp_path_factory.mktemp("adapters")
     for task, labels in HEADS.items():
-        save_adapter(berts / "base", place / task, labels, **OPTIONS[task])
+        save_adapter(bert(berts / "base", labels), place / task, **OPTIONS[task])
     return place
 
 
-@pytest.fixture
-def pair(berts: Path, folder: Path) -> tuple[Experts, Experts]:
+def thin_and_full(folder: Path, base: Path, tasks: Iterable[str], **options: Any) -> list[Experts]:
     """The experts as adapters and as full models."""
-    labels = {task: [f"{task}-{number}" for number in range(count)] for task, count in HEADS.items()}
-    thin, full = (
-        om.open({task: f"{folder / task}{kind}" for task in HEADS}, base=berts / "base", labels=labels)
-        for kind in ("", "-full")
-    )
-    return thin, full
+    return [om.open({task: f"{folder / task}{kind}" for task in tasks}, base=base, **options) for kind in ("", "-full")]
 
 
-def same_logits(one: om.Model, other: om.Model, *, rtol: float, atol: float) -> None:
+def same_logits(models: list[om.Model], batch: dict[str, torch.Tensor], tolerance: float) -> None:
     with torch.no_grad():
-        ours, theirs = one.module("cpu")(**BATCH), other.module("cpu")(**BATCH)
+        ours, theirs = (model.module("cpu")(**batch) for model in models)
     for task in ours:
-        torch.testing.assert_close(ours[task], theirs[task], rtol=rtol, atol=atol)
+        torch.testing.assert_close(ours[task], theirs[task], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
     "options", [{"bias": "lora_only", "target_modules": ATTENTION}, {"target_modules": ["word_embeddings"]}]
 )
 def test_adapters_of_more_than_linear_layers(options: dict[str, Any], berts: Path, tmp_path: Path) -> None:
-    save_adapter(berts / "base", tmp_path / "odd", 2, **options)
-    thin, full = (om.merge({"two": tmp_path / name}, "average", base=berts / "base") for name in ("odd", "odd-full"))
-    same_logits(thin, full, rtol=1e-4, atol=1e-5)
+    save_adapter(bert(berts / "base", 2), tmp_path / "odd", **options)
+    pair = thin_and_full(tmp_path, berts / "base", ["odd"], labels={"odd": ["no", "yes"]})
+    same_logits([om.merge(experts, "average") for experts in pair], BATCH, 1e-5)
 
 
 def test_the_config_beside_an_adapter_is_used(berts: Path, folder: Path, tmp_path: Path) -> None:
@@ -115,51 +115,34 @@ def test_an_adapter_with_nan_is_refused(berts: Path, folder: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("realign", {"steps": 4, "look": 2, "batch": 4}), ("regmean", {})],
-)
-def test_fitted_as_full_experts_are(
-    method: str, options: dict[str, Any], pair: tuple[Experts, Experts], tables: Path
-) -> None:
+@pytest.mark.parametrize("method", ["realign", "regmean"])
+def test_fitted_as_full_experts_are(method: str, folder: Path, berts: Path, tables: Path) -> None:
+    options: dict[str, Any] = {"steps": 4, "look": 2, "batch": 4} if method == "realign" else {}
     data = {task: tables / f"{task}.csv" for task in HEADS}
-    thin, full = (om.merge(experts, method, data=data, device="cpu", limit=24, **options) for experts in pair)
-    same_logits(thin, full, rtol=1e-2, atol=1e-2)
+    labels = {task: [f"{task}-{number}" for number in range(count)] for task, count in HEADS.items()}
+    pair = thin_and_full(folder, berts / "base", HEADS, labels=labels)
+    fitted = [om.merge(experts, method, data=data, device="cpu", limit=24, **options) for experts in pair]
+    same_logits(fitted, BATCH, 1e-2)
 
 
 def test_lora_adapters_of_images_are_experts(tmp_path: Path) -> None:
     """Modules of a ViT have other names than the tensors that transformers saves."""
-    peft = pytest.importorskip("peft")
-    row = family("vit")
-    base = build(str(row.architecture), "vit")
+    base = build("ViTForImageClassification", "vit")
     save(base, tmp_path / "base")
-    for seed, task in enumerate(("one", "two")):
+    for seed, task in enumerate(TASKS):
         torch.manual_seed(seed)
-        targets = ["q_proj", "fc1"]
-        config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, modules_to_save=["classifier"])
-        adapted = peft.get_peft_model(copy.deepcopy(base), config)
+        save_adapter(base, tmp_path / task, r=3, lora_alpha=5, target_modules=["q_proj", "fc1"])
+    pair, batch = thin_and_full(tmp_path, tmp_path / "base", TASKS), batch_for(family("vit"), base.config)
+    same_logits([om.merge(experts, "ties", density=0.9) for experts in pair], batch, 1e-4)
+    for experts in pair:
         with torch.no_grad():
-            for key, parameter in adapted.named_parameters():
-                if "lora_B" in key or "modules_to_save" in key:
-                    parameter.copy_(0.1 * torch.randn(parameter.shape))
-        adapted.save_pretrained(tmp_path / f"{task}-adapter")
-        save(adapted.merge_and_unload(), tmp_path / task)
-    batch = batch_for(row, base.config)
-    logits = []
-    for kind in ("-adapter", ""):
-        experts = om.open({task: f"{tmp_path / task}{kind}" for task in ("one", "two")}, base=tmp_path / "base")
-        logits.append(om.merge(experts, "ties", density=0.9).module("cpu")(**batch))
-        source = experts.sources["one"].module("cpu")(**batch)["one"]  # the expert itself
-        with torch.no_grad():
-            torch.testing.assert_close(source, stock(tmp_path / "one")(**batch).logits, rtol=1e-4, atol=1e-4)
-    for task in ("one", "two"):
-        torch.testing.assert_close(logits[0][task], logits[1][task], rtol=1e-4, atol=1e-4)
+            source = experts.sources["one"].module("cpu")(**batch)["one"]  # the expert itself
+            torch.testing.assert_close(source, stock(tmp_path / "one-full")(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     save(build("BertForSequenceClassification", "bert"), tmp_path / "base")
-    other = copy.deepcopy(build("DistilBertForSequenceClassification", "distilbert"))
-    peft.get_peft_model(other, peft.LoraConfig(target_modules=["q_lin"])).save_pretrained(tmp_path / "adapter")
+    other = build("DistilBertForSequenceClassification", "distilbert")
+    save_adapter(other, tmp_path / "adapter", target_modules=["q_lin"])
     with pytest.raises(IncompatibleError, match="neither encoder nor head"):
         om.merge({"x": tmp_path / "adapter"}, "average", base=tmp_path / "base")

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from huggingface_hub import ModelCard
 from tests.berts import contents, merge_berts, write_tables
 from tests.files.test_hub import NAME, Hub, cache, hub
+from tests.models.conftest import NAMES
 from tests.models.making import stock
 
 import orthomerge as om
@@ -37,19 +37,20 @@ MEASURED = {
 }
 
 
-def card_of(folder: Path) -> tuple[dict[str, Any], str]:
+def parts(card: str) -> tuple[dict[str, Any], str]:
     """Header and text."""
-    _, header, text = (folder / "README.md").read_text().split("---\n", 2)
+    _, header, text = card.split("---\n", 2)
     return yaml.safe_load(header), text
 
 
-def test_of_a_merge(out: Path) -> None:
-    header, text = card_of(out)
-    assert header == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification",
-        "tags": ["merge", "orthomerge", "task_arithmetic"],
-    }
+def card_of(folder: Path) -> tuple[dict[str, Any], str]:
+    return parts((folder / "README.md").read_text())
+
+
+def test_of_a_merge(merged: Path) -> None:
+    header, text = card_of(merged)
+    tags = ["merge", "orthomerge", "task_arithmetic"]
+    assert header == {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": tags}
     assert "None: only weights were merged." in text
     assert "| expert two | two | unknown |" in text
     assert "Accuracy\n" not in text
@@ -69,10 +70,7 @@ def test_what_was_measured(out: Path) -> None:
         "metrics": [{"type": "accuracy", "value": 0.65, "name": "accuracy (inductive)"}],
     }
     data: Any = ModelCard((out / "README.md").read_text()).data  # as the hub reads it
-    assert [(result.dataset_name, result.metric_value) for result in data.eval_results] == [
-        ("two", 0.75),
-        ("three", 0.65),
-    ]
+    assert {each.dataset_name: each.metric_value for each in data.eval_results} == {"two": 0.75, "three": 0.65}
     assert verify_folder(out) == []
     after = contents(out)
     assert {name for name in after if after[name] != before.get(name)} == {"README.md", MANIFEST}
@@ -83,12 +81,11 @@ def test_what_was_measured(out: Path) -> None:
 
 def test_what_is_not_ours_stays(out: Path) -> None:
     (out / "notes.txt").write_text("mine")
+    (out / "link").symlink_to("/etc/hostname")
     rewrite_card(out, MEASURED)
     assert (out / "notes.txt").read_text() == "mine"
-    assert verify_folder(out) == ["notes.txt was not written by the merge"]
-    (out / "link").symlink_to("/etc/hostname")
-    rewrite_card(out, None)
     assert (out / "link").readlink() == Path("/etc/hostname")  # not what it leads to
+    assert verify_folder(out) == [f"{name} was not written by the merge" for name in ("link", "notes.txt")]
 
 
 def test_data_used(out: Path, tmp_path: Path) -> None:
@@ -103,37 +100,34 @@ def test_data_used(out: Path, tmp_path: Path) -> None:
     assert "evaluation" not in read_manifest(tmp_path / "to")
 
 
-@pytest.mark.parametrize(
-    ("card", "licence"),
-    [
-        ("---\nlicense: apache-2.0\ntags: [x]\n---\n# x", "apache-2.0"),
-        ("---\r\nlicense: 'mit'\r\n---\r\n", "mit"),
-        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
-        ("---\nlicense: other\nlicense_name: mine\n---\n", "other (mine)"),
-        ('---\nwidget: a & b *\nlicense: "mit"\n---\n', "mit"),
-        ("---\nlicense: mit\n", None),
-        ("---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n", "mit, apache-2.0"),
-        ("---\n- license\n---\n", None),
-        ("---\na: b: c\n---\n", None),
-        ("---\ntags: [x]\n---\n", None),
-        ("# license: mit\n", None),
-        ("", None),
-    ],
-)
-def test_licences(tmp_path: Path, card: str, licence: str | None) -> None:
-    (tmp_path / "README.md").write_bytes(card.encode())
-    assert licence_of(tmp_path) == licence
+LICENCES = {
+    "---\nlicense: apache-2.0\ntags: [x]\n---\n# x": "apache-2.0",
+    "---\r\nlicense: 'mit'\r\n---\r\n": "mit",
+    "---\nlicense: [mit, apache-2.0]\n---\n": "mit, apache-2.0",
+    "---\nlicense: other\nlicense_name: mine\n---\n": "other (mine)",
+    '---\nwidget: a & b *\nlicense: "mit"\n---\n': "mit",
+    "---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n": "mit, apache-2.0",
+}
+NONE = [
+    "---\nlicense: mit\n",
+    "---\n- license\n---\n",
+    "---\na: b: c\n---\n",
+    "---\ntags: [x]\n---\n",
+    "# license: mit\n",
+    "",
+]
 
 
-def test_no_licence(tmp_path: Path) -> None:
+def test_licences(tmp_path: Path) -> None:
     assert licence_of(tmp_path) is None
     assert licence_of(tmp_path, reference="org/name@v1", revision="0" * 40) is None  # offline
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    for card, licence in {**dict.fromkeys(NONE), **LICENCES}.items():
+        (tmp_path / "README.md").write_bytes(card.encode())
+        assert licence_of(tmp_path) == licence, card
     (tmp_path / "in").mkdir()
     (tmp_path / "in/README.md").symlink_to("../README.md")
     (tmp_path / "in/x.pth").touch()
-    for place in ("in", "in/x.pth"):
-        assert licence_of(tmp_path / place) is None
+    assert licence_of(tmp_path / "in") is licence_of(tmp_path / "in/x.pth") is None
 
 
 def test_the_card_of_a_model_of_the_hub(hub: Hub) -> None:
@@ -153,20 +147,20 @@ def test_a_model_of_the_hub_without_a_card(hub: Hub) -> None:
 
 
 def test_licences_of_the_parts(berts: Path, tmp_path: Path) -> None:
+    shutil.copytree(berts, tmp_path, dirs_exist_ok=True)
     for name in ("base", "two", "three"):
-        shutil.copytree(berts / name, tmp_path / name)
         (tmp_path / name / "README.md").write_text("---\nlicense: mit\n---\n")
-    header, text = card_of(merge_berts(tmp_path, tmp_path / "same", names=("two", "three")))
+    header, text = card_of(merge_berts(tmp_path, tmp_path / "same", NAMES))
     assert header["license"] == "mit"
     assert "| base | base | mit |" in text
     (tmp_path / "two/README.md").write_text("---\nlicense: <b>cc|by\n---\n")
-    header, text = card_of(merge_berts(tmp_path, tmp_path / "other", names=("two", "three")))
+    header, text = card_of(merge_berts(tmp_path, tmp_path / "other", NAMES))
     assert "license" not in header
     assert "| expert two | two | &#60;b&#62;cc&#124;by |" in text
 
 
-def test_names_are_not_markup(out: Path) -> None:
-    manifest = read_manifest(out)
+def test_names_are_not_markup(merged: Path) -> None:
+    manifest = read_manifest(merged)
     evil = "<script>alert(1)</script>|`x`\n# [a](b) *c* ![](d) $e$ &lt; ---"
     manifest["inputs"]["base"]["name"] = evil
     manifest["inputs"]["experts"]["two"] |= {"name": evil, "license": evil, "revision": evil}
@@ -174,39 +168,36 @@ def test_names_are_not_markup(out: Path) -> None:
     manifest["method"] = {"name": evil, "parameters": {evil: evil}}
     manifest |= {"vector": evil, "notes": [evil], "evaluation": MEASURED, "orthomerge": evil}
     manifest["heads"]["two"]["pooling"] = evil
-    card = model_card(manifest)
-    _, header, text = card.split("---\n", 2)
-    assert yaml.safe_load(header)["tags"][2] == evil
+    header, text = parts(model_card(manifest))
+    assert header["tags"][2] == evil
     for mark in ("<script", "`x`", "[a](b)", "*c*", "\n# [", "![]", "$e$", "&lt;"):
         assert mark not in text
     assert text.count("\n# ") == 1
     rows = [line for line in text.splitlines() if line.startswith("| expert two")]
-    assert [len(re.findall(r"\|", row)) for row in rows] == [4]
+    assert [row.count("|") for row in rows] == [4]
 
 
-def test_a_class_of_its_own_has_no_pipeline(out: Path) -> None:
-    card = model_card({**read_manifest(out), "family": "generic", "evaluation": MEASURED})
-    header = yaml.safe_load(card.split("---\n", 2)[1])
+def test_a_class_of_its_own_has_no_pipeline_and_models_of_the_hub_are_named_as_parents(merged: Path) -> None:
+    manifest = read_manifest(merged)
+    header, _ = parts(model_card({**manifest, "family": "generic", "evaluation": MEASURED}))
     assert "pipeline_tag" not in header
     assert header["model-index"][0]["results"][0]["task"]["type"] == "other"
-
-
-def test_models_of_the_hub_are_named_as_parents(out: Path) -> None:
-    manifest = read_manifest(out)
     for entry in (manifest["inputs"]["base"], *manifest["inputs"]["experts"].values()):
         entry |= {"name": "org/base@v1", "revision": "1" * 40}
-    header = yaml.safe_load(model_card(manifest).split("---\n", 2)[1])
+    header, _ = parts(model_card(manifest))
     assert (header["base_model"], header["base_model_relation"]) == (["org/base"], "merge")
 
 
-def test_what_counts_as_measured(out: Path) -> None:
-    def record(method: str, value: float, **more: Any) -> Record:
-        return Record("two", method, **{"protocol": "current", "access": "data-free", **more}, metric="accuracy",
-                      value=value, low=0.1, high=0.9, examples=10)  # fmt: skip
+def test_what_counts_as_measured(merged: Path) -> None:
+    numbers: dict[str, Any] = {"metric": "accuracy", "low": 0.1, "high": 0.9, "examples": 10, "access": "data-free"}
 
-    others = [record("task_arithmetic", 0.3, protocol="knn"), record("task_arithmetic", 0.4, aligner="auto")]
-    assert evaluation_of(om.load(out).title, others) is None
-    found = evaluation_of(om.load(out).title, [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
+    def record(method: str, value: float, protocol: str = "current", **more: Any) -> Record:
+        return Record("two", method, protocol=protocol, value=value, **numbers, **more)
+
+    title = om.load(merged).title
+    others = [record("task_arithmetic", 0.3, "knn"), record("task_arithmetic", 0.4, aligner="auto")]
+    assert evaluation_of(title, others) is None
+    found = evaluation_of(title, [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
     assert found is not None
     assert found["tasks"] == {"two": {"value": 0.5, "low": 0.1, "high": 0.9, "examples": 10, "expert": 0.8}}
 

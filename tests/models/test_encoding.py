@@ -1,25 +1,30 @@
-"""Every input once, in its place, and the encoder left as it was."""
+"""Every input once, in its place, and the encoder left as it was; features are kept, and used again if sound."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from tests.models.making import build
+from safetensors.torch import save_file
+from tests.models.making import build, flip_a_bit
 
 from orthomerge.core.device import device_of
-from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, OutputError, RecipeError
 from orthomerge.data.task import Examples, Modality
 from orthomerge.models.encoding import Encoding, _order, extract
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
-from orthomerge.models.features import Features
+from orthomerge.models.features import FeatureCache, Features
 from orthomerge.models.processing import PixelProcessor
 from orthomerge.testing.settings import Words
 
@@ -43,41 +48,32 @@ def bert() -> Any:
     return copy.deepcopy(build("BertModel", "bert"))
 
 
-def film(
-    bert: Any, pooling: str = "cls", examples: Examples = TEXTS, processor: Any = WORDS, device: str = "cpu", **how: Any
-) -> Features:
+def film(bert: Any, pooling: str = "cls", examples: Examples = TEXTS, processor: Any = WORDS, **how: Any) -> Features:
     """Features of texts."""
-    return extract(bert, BERT, pooling, examples, processor, task="film", how=Encoding(None, device, **how))
+    encoding = Encoding(None, **{"device": "cpu", **how})
+    return extract(bert, BERT, pooling, examples, processor, task="film", how=encoding)
 
 
-def one_by_one(encoder: torch.nn.Module, family: Family, pooling: str, examples: Examples, process: Any) -> Any:
+CASES: list[Any] = [
+    *(("BertModel", BERT, pooling, TEXTS, WORDS, (1, 5, 22, 23, 64)) for pooling in ("cls", "mean", "pooler")),
+    *(("ViTModel", VIT, pooling, IMAGES, PIXELS, (1, 4, 11, 100)) for pooling in ("cls", "mean")),
+]
+
+
+@pytest.mark.parametrize(("class_name", "family", "pooling", "examples", "process", "batches"), CASES)
+def test_features_equal_a_loop(
+    class_name: str, family: Family, pooling: str, examples: Examples, process: Any, batches: tuple[int, ...]
+) -> None:
     """No padding, no order, nothing that could go wrong."""
-    encoder.eval()
+    encoder = build(class_name, family.name)
     with torch.no_grad():
-        return torch.cat([family.features(encoder, process([item]), pooling) for item in examples.inputs])
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
-def test_texts_equal_a_loop(bert: torch.nn.Module, pooling: str) -> None:
-    expected = one_by_one(bert, BERT, pooling, TEXTS, WORDS)
-    for batch in (1, 5, 22, 23, 64):
-        features = film(bert, pooling, batch=batch)
-        assert (features.task, features.split, features.values.dtype) == ("film", "test", torch.float32)
-        torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
-    assert TEXTS.labels is not None
-    assert features.labels is not None
-    assert features.labels.tolist() == TEXTS.labels.tolist()
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_images_equal_a_loop(pooling: str) -> None:
-    vit = build("ViTModel", "vit")
-    expected = one_by_one(vit, VIT, pooling, IMAGES, PIXELS)
-    for batch in (1, 4, 11, 100):
+        rows = [family.features(encoder, process([item]), pooling) for item in examples.inputs]
+    for batch in batches:
         how = Encoding(None, "cpu", batch=batch)
-        features = extract(vit, VIT, pooling, IMAGES, PIXELS, task="digit", how=how)
-        torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
-    assert (features.labels, features.split, len(features)) == (None, "train", 11)
+        features = extract(encoder, family, pooling, examples, process, task="film", how=how)
+        assert (features.task, features.split, features.values.dtype) == ("film", examples.split, torch.float32)
+        torch.testing.assert_close(features.values, torch.cat(rows), atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(features.labels, examples.labels)
 
 
 def test_longest_texts_come_first_and_images_in_their_order() -> None:
@@ -88,16 +84,9 @@ def test_longest_texts_come_first_and_images_in_their_order() -> None:
     assert _order(IMAGES, PIXELS) == list(range(11))
 
 
-class Interrupted(Words):
-    """A processor during which somebody presses Ctrl-C."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        raise KeyboardInterrupt
-
-
-class WithoutMask(Words):
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {"input_ids": super().__call__(inputs)["input_ids"]}
+def odd(process: Any) -> Mock:
+    """A processor that does something else with its inputs."""
+    return Mock(wraps=WORDS, modality="text", side_effect=process)
 
 
 def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.nn.Module) -> None:
@@ -108,18 +97,18 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.
     assert [module.training for module in bert.modules()] == before
     assert (values.is_inference(), values.requires_grad) == (False, False)
     weight = torch.zeros(3, 16, requires_grad=True)
-    (gradient,) = torch.autograd.grad(torch.nn.functional.linear(values, weight).sum(), weight)
+    (gradient,) = torch.autograd.grad((values @ weight.T).sum(), weight)
     assert gradient.shape == weight.shape
     with pytest.raises(KeyboardInterrupt):
-        film(bert, processor=Interrupted())
+        film(bert, processor=odd(KeyboardInterrupt))
     assert [module.training for module in bert.modules()] == before
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module, precision: Any) -> None:
-    narrow = film(bert, precision=precision).values
-    assert narrow.dtype == torch.float32
-    assert 0 < (film(bert).values - narrow).abs().max() < 0.1
+def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module) -> None:
+    for precision in ("bfloat16", "float16"):
+        narrow = film(bert, precision=precision).values
+        assert narrow.dtype == torch.float32
+        assert 0 < (film(bert).values - narrow).abs().max() < 0.1
 
 
 def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) -> None:
@@ -154,64 +143,64 @@ def run(change: Any, precision: Any = "float32") -> Features:
 
 
 def test_by_hand() -> None:
+    """Autocast is for the encoder and not for the processor."""
     assert run(lambda x: x * 2).values.tolist() == [[4 * row, 4 * row + 2] for row in range(7)]
-
-
-def test_autocast_is_for_the_encoder_and_not_for_the_processor() -> None:
-    def check(x: torch.Tensor) -> torch.Tensor:
-        assert torch.is_autocast_enabled("cpu")
-        return x
-
-    run(check, "bfloat16")
+    switched = run(lambda x: x * torch.is_autocast_enabled("cpu"), "bfloat16")
+    assert switched.values.tolist() == [[2 * row, 2 * row + 1] for row in range(7)]
 
 
 def out_of_memory(x: torch.Tensor) -> torch.Tensor:
     raise torch.OutOfMemoryError
 
 
-# fmt: off
-REFUSED: list[tuple[Any, str, type[Exception], str]] = [
-    (lambda x: x[:2], "float32", IncompatibleError, r"features of shape \(3, d\) for 3 inputs of 'toy', got \(2, 2\)"),
-    (lambda x: x[:, None], "float32", IncompatibleError, r"got \(3, 1, 2\); choose another pooling"),
-    (lambda x: x if x[0, 0] == 0 else x[:, :1], "float32", IncompatibleError,
-     r"features of shape \(3, 2\) for 3 inputs of 'toy', got \(3, 1\)"),
-    (lambda x: torch.where(x == 9, torch.nan, x), "float32", NumericalError,
-     "NaN or infinity for row 4 of 'toy' in float32; check its weights"),
-    (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy' in float16; use precision float32"),
-    (out_of_memory, "float32", OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
+SHAPE = r"features of shape \({}\) for 3 inputs of 'toy', got \({}\)"
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda x: x[:2], IncompatibleError, SHAPE.format("3, d", "2, 2")),
+    (lambda x: x[:, None], IncompatibleError, r"got \(3, 1, 2\); choose another pooling"),
+    (lambda x: x if x[0, 0] == 0 else x[:, :1], IncompatibleError, SHAPE.format("3, 2", "3, 1")),
+    (
+        lambda x: torch.where(x == 9, torch.nan, x),
+        NumericalError,
+        "NaN or infinity for row 4 of 'toy' in float32; check",
+    ),
+    (lambda x: x / (x != 9), NumericalError, "NaN or infinity for row 4 of 'toy' in float32; check its weights"),
+    (out_of_memory, OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
 ]
-# fmt: on
 
 
-@pytest.mark.parametrize(("change", "precision", "error", "message"), REFUSED)
-def test_features_that_are_refused(change: Any, precision: str, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED)
+def test_features_that_are_refused(change: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        run(change, precision)
+        run(change)
+    if error is NumericalError:
+        with pytest.raises(error, match="row 4 of 'toy' in float16; use precision float32"):
+            run(change, "float16")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "bf16"}, r"unknown precision 'bf16'; did you mean 'bfloat16'"),
-        ({"batch": 0}, r"'batch' must be at least 1, got 0"),
-        ({"pooling": "clss"}, r"family 'bert' has no pooling 'clss'; did you mean 'cls'"),
-        ({"examples": Examples([], None, "test")}, r"the test split of 'film' is empty"),
-        ({"processor": WithoutMask()}, r"'input_ids' without 'attention_mask', so padding would count"),
-    ],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str, bert: torch.nn.Module) -> None:
-    with pytest.raises(RecipeError, match=message):
-        film(bert, **options)
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "unknown precision 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
+    "'batch' must be at least 1, got 0": ("batch", 0),
+    "family 'bert' has no pooling 'clss'; did you mean 'cls'": ("pooling", "clss"),
+    "the test split of 'film' is empty": ("examples", Examples([], None, "test")),
+    "'input_ids' without 'attention_mask', so padding would count": (
+        "processor",
+        odd(lambda inputs: {"input_ids": WORDS(inputs)["input_ids"]}),
+    ),
+}
+
+
+def test_options_that_are_refused(bert: torch.nn.Module) -> None:
+    for message, (option, value) in OPTIONS.items():
+        with pytest.raises(RecipeError, match=message):
+            film(bert, **{option: value})
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = SimpleNamespace(
-        is_available=lambda: True, current_accelerator=lambda: torch.device("cuda"), device_count=lambda: 2
-    )
+    accelerator = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+    accelerator.current_accelerator = lambda: torch.device("cuda")
     monkeypatch.setattr(torch, "accelerator", accelerator)
-    assert device_of("auto") == torch.device("cuda")
-    assert device_of("cuda:1") == torch.device("cuda", 1)
-    assert device_of("cpu") == torch.device("cpu")
+    for name, device in (("auto", "cuda"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
+        assert device_of(name) == torch.device(device)
     with pytest.raises(RecipeError, match=r"device 'cuda:2' does not exist, the last one is 'cuda:1'"):
         device_of("cuda:2")
     accelerator.is_available = lambda: False
@@ -230,3 +219,104 @@ def test_a_gpu_gives_the_same(bert: torch.nn.Module) -> None:
         assert (features.values.device.type, features.values.is_pinned()) == ("cpu", False)
         torch.testing.assert_close(features.values, whole.values, atol=1e-5, rtol=0)
     bert.cpu()
+
+
+# The cache
+
+KEY = {"weights": "a", "pooling": "cls"}
+VALUES = torch.arange(6, dtype=torch.float32).reshape(3, 2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> FeatureCache:
+    return FeatureCache(tmp_path / "cache")
+
+
+def test_features_are_computed_once(cache: FeatureCache) -> None:
+    compute = Mock(return_value=VALUES.double())
+    for each in (cache, cache, FeatureCache(cache.folder)):
+        values = each.get_or_compute(dict(reversed(KEY.items())), 3, compute)
+        assert (values.tolist(), values.dtype) == (VALUES.tolist(), torch.float32)
+    compute.assert_called_once()
+    other = {**KEY, "pooling": "mean"}
+    assert cache.get_or_compute(other, 3, lambda: VALUES + 1).tolist() == (VALUES + 1).tolist()
+    assert len(list(cache.folder.iterdir())) == 2
+
+
+def other_name(path: Path) -> None:
+    cache, key = FeatureCache(path.parent), {"weights": "b"}
+    cache.get_or_compute(key, 3, lambda: VALUES + 9)
+    cache.path(key).replace(path)
+
+
+def other_rows(path: Path) -> None:
+    path.unlink()
+    FeatureCache(path.parent).get_or_compute(KEY, 4, lambda: torch.zeros(4, 2))
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "a bit": flip_a_bit,
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-5]),
+    "empty": lambda path: path.write_bytes(b""),
+    "zero pages": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "no seal": lambda path: save_file({"values": VALUES}, path),
+    "another dtype": lambda path: save_file({"values": VALUES.double()}, path),
+    "another tensor": lambda path: save_file({"features": VALUES}, path),
+    "another name": other_name,
+    "other rows": other_rows,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_entry_is_computed_again(cache: FeatureCache, damage: Callable[[Path], Any]) -> None:
+    compute = Mock(return_value=VALUES)
+    cache.get_or_compute(KEY, 3, compute)
+    damage(cache.path(KEY))
+    for _ in range(2):
+        assert cache.get_or_compute(KEY, 3, compute).tolist() == VALUES.tolist()
+    assert compute.call_count == 2
+
+
+def test_two_may_write_at_once(cache: FeatureCache) -> None:
+    values = torch.arange(160_000, dtype=torch.float32).reshape(20_000, 8)
+
+    def write_many_times(writer: int) -> None:
+        for number in range(15):  # of an entry that is there, one reads while the other writes
+            if (number + writer) % 2:
+                cache.path(KEY).unlink(missing_ok=True)
+            assert torch.equal(cache.get_or_compute(KEY, 20_000, lambda: values), values)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write_many_times, range(2)))
+    assert [path.suffix for path in cache.folder.iterdir()] == [".safetensors"]
+
+
+def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ORTHOMERGE_CACHE", raising=False)
+    assert FeatureCache().folder == tmp_path / ".cache/orthomerge/features"
+    assert FeatureCache("~/mine").folder == tmp_path / "mine"
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "elsewhere"))
+    assert FeatureCache().folder == tmp_path / "elsewhere/features"
+    assert not (tmp_path / "elsewhere").exists()
+    monkeypatch.setenv("ORTHOMERGE_CACHE", "~nobody-of-this-name/cache")
+    with pytest.raises(OutputError, match=r"cannot keep features in ~nobody.*set ORTHOMERGE_CACHE to a folder"):
+        FeatureCache()
+
+
+def test_a_folder_that_cannot_be_written_to(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is computed, and nothing is left of an entry that was not written."""
+    compute = Mock(return_value=VALUES)
+    cache.folder.write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot keep features in .*: File exists; set ORTHOMERGE_CACHE"):
+        cache.get_or_compute(KEY, 3, compute)
+    cache.folder.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(OutputError, match=r"cannot keep features in .*: no permission"):
+            cache.get_or_compute(KEY, 3, compute)
+    compute.assert_not_called()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match=r"cannot write .*: No space left on device; make room"):
+        cache.get_or_compute(KEY, 3, compute)
+    assert list(cache.folder.iterdir()) == []

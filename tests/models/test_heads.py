@@ -1,20 +1,35 @@
-"""Heads, their kinds, and the poolings that they read: small numbers worked out by hand, and what is refused."""
+"""Heads, their kinds, and the poolings that they read: by hand, against CLIP's own logits, and what is refused."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.models.making import batch_for, build
+from tests.models.making import (
+    HEADS,
+    batch_for,
+    build,
+    nudged,
+    open_models,
+    reloaded,
+    save,
+    write_clip,
+    write_tokenizer,
+)
 from torch.nn.functional import pad
 
-from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.models.families import FAMILIES
+import orthomerge as om
+from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, RecipeError
+from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.family import eos, mean, pooler, shifted_decoder
 from orthomerge.models.heads import KINDS, Head, Linear, head_kind
+from orthomerge.models.skeleton import quiet
+from orthomerge.models.zero_shot import zero_shot_head
 
 W = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
 B = torch.tensor([10.0, 20.0, 30.0])
@@ -28,6 +43,9 @@ def test_a_linear_head() -> None:
     assert Head(Linear(W), LABELS)(X).tolist() == [[3.0, 8.0, 7.0]]
     assert (head.width, list(head.tensors())) == (2, ["weight", "bias"])
     assert list(Head(Linear(W), LABELS).tensors()) == ["weight"]
+    head = Head(Linear(W), LABELS, normalise=True)
+    assert torch.allclose(head(X), torch.tensor([[0.6, 1.6, 1.4]]))
+    assert torch.equal(head(7 * X), head(X))
 
 
 def test_a_head_with_a_hidden_layer() -> None:
@@ -52,12 +70,6 @@ def test_other_tensors_of_the_same_head() -> None:
     assert Head(Linear(W), LABELS).with_tensors({"weight": 3 * W}).output.bias is None
 
 
-def test_normalised_features() -> None:
-    head = Head(Linear(W), LABELS, normalise=True)
-    assert torch.allclose(head(X), torch.tensor([[0.6, 1.6, 1.4]]))
-    assert torch.equal(head(7 * X), head(X))
-
-
 def test_rows_are_matched_by_name() -> None:
     head = Head(Linear(W, B), LABELS)
     turned = head.reordered(("c", "a", "b"))
@@ -73,10 +85,9 @@ def test_rows_are_matched_by_name() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(IncompatibleError, match=r"3 rows but 2 labels \('a', 'b'\); give one label per row"):
         Head(Linear(W), ("a", "b"))
-    with pytest.raises(IncompatibleError, match="label sets differ: 'c', 'd'"):
-        Head(Linear(W), LABELS).reordered(("a", "b", "d"))
-    with pytest.raises(IncompatibleError, match="label sets differ: 'c'"):
-        Head(Linear(W), LABELS).reordered(("a", "b"))
+    for labels, others in ((("a", "b", "d"), "'c', 'd'"), (("a", "b"), "'c'")):
+        with pytest.raises(IncompatibleError, match=f"label sets differ: {others}"):
+            Head(Linear(W), LABELS).reordered(labels)
     more: Any
     for more in ({"hidden": Linear(torch.eye(2))}, {"activation": "tanh"}):
         with pytest.raises(IncompatibleError, match="hidden layer and its activation go together; give both or nei"):
@@ -126,14 +137,10 @@ def test_mean_by_hand() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
     assert features.tolist() == [[2.0, 3.0], [3.0, 1.0]]
-
-
-def test_mean_does_not_overflow_in_half_precision() -> None:
-    hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
-    mask = torch.ones(1, 100, dtype=torch.long)
+    # A sum of half precision would overflow.
+    hidden, mask = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16), torch.ones(1, 100, dtype=torch.long)
     features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
-    assert features.dtype == torch.float16
-    assert features.item() == 30_000.0
+    assert (features.dtype, features.item()) == (torch.float16, 30_000.0)
 
 
 def test_what_poolings_refuse() -> None:
@@ -143,36 +150,29 @@ def test_what_poolings_refuse() -> None:
         pooler(SimpleNamespace(pooler_output=None), {"input_ids": IDS}, None)
     with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
         eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
-
-
-class Decoder:
-    """Gives token number and position back as features, so that the test can see which one was read."""
-
-    def __init__(self, **config: Any) -> None:
-        self.config = SimpleNamespace(**config)
-        self.seen: dict[str, Any] = {}
-
-    def __call__(self, **batch: Any) -> SimpleNamespace:
-        self.seen = batch
-        rows, columns = batch["input_ids"].shape
-        place = torch.arange(columns).expand(rows, columns)
-        return SimpleNamespace(last_hidden_state=torch.stack([batch["decoder_input_ids"], place], dim=-1).float())
-
-
-def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
-    decoder = Decoder(eos_token_id=1, decoder_start_token_id=0)
-    ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
-    assert FAMILIES["t5"].features(decoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
-    assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
-
-
-def test_t5_features_need_to_know_special_tokens() -> None:
-    for encoder in (lambda **batch: batch, Decoder(decoder_start_token_id=None)):
+    for encoder in (lambda **batch: batch, decoder(decoder_start_token_id=None)):
         with pytest.raises(RecipeError, match="need 'decoder_start_token_id': set it in the encoder's"):
             shifted_decoder(encoder, {"input_ids": IDS})
     for config in (None, SimpleNamespace(eos_token_id=None)):
         with pytest.raises(RecipeError, match="T5 features need 'eos_token_id'"):
             eos(SimpleNamespace(), {"input_ids": IDS}, config)
+
+
+def decoder(**config: Any) -> Mock:
+    """One that gives token number and position back as features, so that the test can see which one was read."""
+
+    def run(input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **more: Any) -> SimpleNamespace:
+        place = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return SimpleNamespace(last_hidden_state=torch.stack([decoder_input_ids, place], dim=-1).float())
+
+    return Mock(side_effect=run, config=SimpleNamespace(**config))
+
+
+def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
+    encoder = decoder(eos_token_id=1, decoder_start_token_id=0)
+    ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
+    assert FAMILIES["t5"].features(encoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
+    assert encoder.call_args.kwargs["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.modality == "text"])
@@ -186,3 +186,98 @@ def test_more_padding_changes_nothing(name: str) -> None:
         for pooling in family.poolings:
             features, expected = family.features(encoder, padded, pooling), family.features(encoder, batch, pooling)
             torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)
+
+
+# Zero-shot heads
+
+CLASSES = ("cat", "dog", "bee")
+TEMPLATES = ("a photo of a {}.", "art of the {}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_clip(tmp_path / "clip")
+
+
+def tokens(folder: Path, prompts: list[str]) -> Any:
+    with quiet():
+        from transformers import CLIPTokenizer
+
+        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        return tokenizer(prompts, padding=True, return_tensors="pt")
+
+
+def test_against_the_text_features_of_clip_by_hand(folder: Path) -> None:
+    model = build("CLIPModel", "clip")
+    head = zero_shot_head(folder, CLASSES, TEMPLATES)
+    rows = []
+    with torch.no_grad():
+        for name in CLASSES:
+            total = torch.zeros(8)
+            for template in TEMPLATES:
+                text = model.get_text_features(**tokens(folder, [template.format(name)])).pooler_output[0]
+                total += text / text.norm()
+            average = total / len(TEMPLATES)
+            rows.append(average / average.norm() * model.logit_scale.exp())
+    torch.testing.assert_close(head.output.weight, torch.stack(rows))
+    assert head.output.bias is not None
+    assert head.output.bias.tolist() == [0.0, 0.0, 0.0]
+    assert head.labels == CLASSES
+    assert head.normalise
+    assert not head.output.weight.is_inference()
+    assert zero_shot_head(folder, ["cat"], ["a {b} of {}"]).output.weight.shape == (1, 8)  # braces are only text
+
+
+BLANKS, NOTHING = r"must contain '\{\}' exactly once", "at least one class name and one template"
+REFUSED = [
+    *((CLASSES, ["a {}", template], BLANKS) for template in ("a photo", "{} and {}", "{0}")),
+    *(((), TEMPLATES, NOTHING), (CLASSES, (), NOTHING)),
+]
+
+
+@pytest.mark.parametrize(("classes", "templates", "message"), REFUSED)
+def test_what_makes_no_head(classes: Any, templates: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        zero_shot_head(tmp_path, classes, templates)
+
+
+def test_what_clip_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Prompts that are too long are not cut; a tokenizer may be broken or not there, and the text tower may lack."""
+    with pytest.raises(RecipeError, match=r"prompts must have at most 16 tokens, but .* has 22; shorten it"):
+        zero_shot_head(folder, ["cat", "b" * 20], ["{}"])
+    save(build("CLIPForImageClassification", "clip_classifier"), tmp_path / "vision")
+    write_tokenizer(tmp_path / "vision")
+    with pytest.raises(CheckpointError, match=r"must be a CLIP with a text tower, .* \(it lacks text_model\.\*\)"):
+        zero_shot_head(tmp_path / "vision", CLASSES, TEMPLATES)
+    (folder / "vocab.json").write_text("{")
+    with pytest.raises(CheckpointError, match="transformers cannot load the tokenizer of"):
+        zero_shot_head(folder, CLASSES, TEMPLATES)
+    (folder / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"has no vocabulary .*vocab.json and merges.txt\); copy"):
+        zero_shot_head(folder, CLASSES, TEMPLATES)
+
+
+def test_one_template_gives_the_logits_of_clip(folder: Path, tmp_path: Path) -> None:
+    """In a merge whose experts are towers alone, of which nothing is taken."""
+    base = build("CLIPModel", "clip")
+    folder.rename(tmp_path / "base")
+    for seed, task in enumerate(HEADS):
+        with quiet():
+            import transformers
+
+            tower = transformers.CLIPVisionModel(base.config.vision_config)
+            tower.load_state_dict(nudged(base, seed).vision_model.state_dict())
+        save(tower, tmp_path / task)
+    experts = open_models("clip", tmp_path)
+    model = reloaded(om.merge(experts, "task_arithmetic", scale=0.0), tmp_path / "out")
+    assert list(experts.parts.copied) == ["visual_projection.weight"]
+    images = batch_for(family("clip"), base.config)
+    logits = model.module("cpu")(**images)
+    prompts = [f"the {name}" for name in HEADS["two"]["classes"]]
+    with torch.no_grad():
+        expected = base(**images, **tokens(tmp_path / "base", prompts)).logits_per_image
+    torch.testing.assert_close(logits["two"], expected, rtol=1e-5, atol=1e-5)
+    assert logits["one"].shape == (4, 2)
+    assert not list((tmp_path / "out").rglob("config.json"))  # no stock class computes such a head
+    with pytest.raises(RecipeError, match="no classifier for the family 'clip'"):
+        om.export(model, tmp_path / "x", task="one")

@@ -1,11 +1,11 @@
-"""Tokenizers keep their mask, grey images become RGB, and no example is lost on the way to a batch."""
+"""Tokenizers keep their mask, grey images become RGB, and no example is lost on the way to a batch or to a pool."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, batches
+from orthomerge.models.prepared import Batch, Part, Pool
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, batches
 from orthomerge.models.processors import load_processor
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "not"]
@@ -51,18 +52,12 @@ def test_texts(tmp_path: Path) -> None:
     assert "token_type_ids" in load_processor(tmp_path, modality="text")(["a"])
 
 
-@pytest.mark.parametrize(
-    ("length", "config", "expected"),
-    [
-        (128, {}, 40),
-        (16, {}, 16),
-        (128, {"max_position_embeddings": None}, 128),
-        (128, {"model_type": "roberta", "pad_token_id": 1}, 38),
-    ],
-)
-def test_texts_are_no_longer_than_the_model(length: int, config: dict[str, Any], expected: int, tmp_path: Path) -> None:
-    processor = texts(tmp_path, length, **config)
-    assert processor(["good " * 200])["input_ids"].shape == (1, expected)
+def test_texts_are_no_longer_than_the_model(tmp_path: Path) -> None:
+    def longest(length: int = 128, **config: Any) -> int:
+        return texts(tmp_path, length, **config)(["good " * 200])["input_ids"].shape[1]
+
+    assert (longest(), longest(16), longest(max_position_embeddings=None)) == (40, 16, 128)
+    assert longest(model_type="roberta", pad_token_id=1) == 38
 
 
 def test_digests(tmp_path: Path) -> None:
@@ -155,49 +150,121 @@ def test_pixels_agree_with_the_stock_processor(tmp_path: Path) -> None:
     assert torch.allclose(plain(other)["pixel_values"], stock(other)["pixel_values"], atol=4 * 1.6 / 255)
 
 
-def test_pixels_of_mixed_sizes_are_those_of_each_alone() -> None:
-    processor = PixelProcessor((4, 6))
-    mixed = [np.full((4, 6), 7, np.uint8), np.zeros((9, 3, 3), np.uint8), np.eye(5, dtype=np.uint8) * 200]
-    together = processor(mixed)["pixel_values"]
-    assert together.shape == (3, 3, 4, 6)
-    for image, values in zip(mixed, together, strict=True):
-        assert torch.equal(processor([image])["pixel_values"][0], values)
-
-
 def test_pixels_that_are_refused() -> None:
-    with pytest.raises(RecipeError, match="1 or 3 channels and a size, got 2 and 8"):
-        PixelProcessor(8, channels=2)
-    with pytest.raises(RecipeError, match="1 or 3 channels and a size, got 3 and 0"):
-        PixelProcessor(0)
+    for channels, size in ((2, 8), (3, 0)):
+        with pytest.raises(RecipeError, match=f"1 or 3 channels and a size, got {channels} and {size}"):
+            PixelProcessor(size, channels=channels)
     with pytest.raises(IncompatibleError, match=r"must be uint8 \[H, W\] or \[H, W, C\], got float64 \[2, 2\]"):
         PixelProcessor(8)([np.zeros((2, 2))])
     with pytest.raises(IncompatibleError, match="reads images with 3 channels, got 4"):
         PixelProcessor(8)([np.zeros((2, 2, 4), np.uint8)])
 
 
-def numbers(count: int) -> Examples:
-    return Examples([np.full((2, 2), n, np.uint8) for n in range(count)], None, "test")
-
-
-def seen(processed: Sequence[dict[str, torch.Tensor]]) -> list[int]:
-    return [round(float(value)) for batch in processed for value in batch["pixel_values"][:, 0, 0, 0]]
-
-
-PLAIN: Processor = PixelProcessor(2, mean=(0.0,), std=(1 / 255,), channels=1)
-
-
 def test_batches_lose_nothing() -> None:
+    plain = PixelProcessor(2, mean=(0.0,), std=(1 / 255,), channels=1)
+
+    def seen(count: int, size: int, **order: Any) -> list[list[int]]:
+        """The numbers that the inputs consist of, by batch."""
+        inputs = Examples([np.full((2, 2), number, np.uint8) for number in range(count)], None, "test")
+        made = batches(inputs, plain, size, **order)
+        return [batch["pixel_values"][:, 0, 0, 0].round().int().tolist() for batch in made]
+
     for count, size in ((10, 4), (8, 4), (3, 4), (1, 1), (0, 4)):
-        processed = list(batches(numbers(count), PLAIN, size))
-        assert seen(processed) == list(range(count))
-        assert [len(batch["pixel_values"]) for batch in processed][:-1] == [size] * (len(processed) - 1)
-    assert seen(list(batches(numbers(5), PLAIN, 2, order=[4, 0, 0, 3]))) == [4, 0, 0, 3]
+        assert seen(count, size) == [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+    assert seen(5, 2, order=[4, 0, 0, 3]) == [[4, 0], [0, 3]]
 
-    class Loses(PixelProcessor):
-        def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-            return super().__call__(inputs[1:])
+    loses = Mock(side_effect=lambda inputs: plain(inputs[1:]))
+    with pytest.raises(IncompatibleError, match="one row per input, got 1 rows of 'pixel_values' from 2 inputs"):
+        next(batches(some_images((2, 2)), loses, 2))
 
-    with pytest.raises(
-        IncompatibleError, match="must make one row per input, got 1 rows of 'pixel_values' from 2 inputs"
-    ):
-        next(batches(numbers(3), Loses(2), 2))
+
+# Pools: what fits is kept, and batches are those of the processor
+
+
+def some_texts() -> Examples:
+    """Of 0 to 11 words, more than there are positions for some."""
+    random = np.random.default_rng(0)
+    made = [" ".join(random.choice([*WORDS[5:], "unknown"], random.integers(0, 12))) for _ in range(60)]
+    return Examples(made, random.integers(0, 2, 60), "train")
+
+
+def some_images(*shapes: tuple[int, ...], count: int = 30) -> Examples:
+    """Shapes take turns."""
+    random = np.random.default_rng(0)
+    made = [random.integers(0, 256, shapes[number % len(shapes)]).astype(np.uint8) for number in range(count)]
+    return Examples(made, random.integers(0, 2, count), "train")
+
+
+def same(first: Batch, second: Batch) -> None:
+    """Names in their order, dtypes and bytes."""
+    assert list(first) == list(second)
+    torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
+
+
+def pool_of(source: Examples, processor: Processor, room: int = 1 << 30) -> Pool:
+    return Pool.of([Part(source, processor)], torch.device("cpu"), room=room)
+
+
+def check(source: Examples, processor: Processor) -> None:
+    """Every batch of an epoch, of two sizes and of one."""
+    kept, fresh = pool_of(source, processor), pool_of(source, processor, 0)
+    assert kept.kept is not None
+    assert fresh.kept is None
+    for size in (1, 7, len(source)):
+        for rows in torch.split(torch.randperm(len(source), generator=torch.Generator().manual_seed(0)), size):
+            expected = processor([source.inputs[row] for row in rows.tolist()])
+            same(kept.batch(rows), expected)
+            same(fresh.batch(rows), expected)
+
+
+def test_texts_of_a_pool_are_padded_as_the_tokenizer_does(tmp_path: Path) -> None:
+    processor = texts(tmp_path, 10)
+    assert isinstance(processor, TextProcessor)
+    lengths = processor(some_texts().inputs)["attention_mask"].sum(1)
+    assert (int(lengths.min()), int(lengths.max())) == (2, 10)  # an empty one, and some that are cut
+    check(some_texts(), processor)
+    processor.tokenizer.pad_token, processor.tokenizer._pad_token_type_id = "[MASK]", 1
+    batch = processor(["a", "a good film"])
+    assert [int(batch[name][0, -1]) for name in ("input_ids", "token_type_ids")] == [4, 1]
+    check(some_texts(), processor)
+    check(some_texts(), TextProcessor(processor.tokenizer, 10, False, ""))  # without token types
+
+
+@pytest.mark.parametrize("shapes", [[(28, 28)], [(32, 32, 3)], [(28, 28), (32, 32, 3), (20, 41)]])
+def test_images_of_a_pool(shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    """Images of mixed sizes are processed as each alone is."""
+    check(some_images(*shapes), PixelProcessor((16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))
+    check(some_images((8, 8)), PixelProcessor(8, channels=1))
+    numbers: dict[str, Any] = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    check(some_images(*shapes), images(tmp_path, size={"height": 32, "width": 32}, **numbers))
+
+
+def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
+    for source, processor in ((some_texts(), texts(tmp_path)), (some_images((8, 8)), PixelProcessor(8))):
+        pool, rows = pool_of(source, processor), torch.tensor([3, 1])
+        before = pool.batch(rows)
+        before[next(iter(before))].zero_()  # the caller's to change
+        expected = pool_of(source, processor, 0).batch(rows)
+        assert isinstance(source.inputs, list)
+        source.inputs[:] = [None] * len(source)
+        same(pool.batch(rows), expected)
+
+
+def test_only_what_fits_is_kept() -> None:
+    source, processor = some_images((8, 8), count=10), PixelProcessor(8, channels=1)
+    size = 10 * 8 * 8 * 4
+    assert pool_of(source, processor, size).kept is not None
+    assert pool_of(source, processor, size - 1).kept is None
+    assert pool_of(Examples([], None, "val"), processor).kept is None
+
+
+def test_images_whose_size_depends_on_themselves_are_not_kept(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"size": {"shortest_edge": 8}, "do_center_crop": False, "do_convert_rgb": False}
+    processor = images(tmp_path, image_processor_type="CLIPImageProcessor", **options)
+    wide = some_images((8, 16, 3), count=1).inputs
+    for count in (10, 1024):  # in one chunk, and in several
+        pool = pool_of(Examples([*some_images((8, 8, 3), count=count).inputs, *wide], None, "train"), processor)
+        assert pool.kept is None
+    assert pool.batch(torch.tensor([1024]))["pixel_values"].shape == (1, 3, 8, 16)
+    with pytest.raises(IncompatibleError, match="cannot make one batch of these images"):
+        pool.batch(torch.tensor([0, 1024]))

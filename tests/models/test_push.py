@@ -50,9 +50,8 @@ def operations(hub: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def test_a_whole_output(hub: Any, merged: Path) -> None:
-    assert call("push", merged, "org/name", "--private", "--yes").stdout.splitlines()[-1] == (
-        "uploaded: https://hub/org/name/commit/2"
-    )
+    text = call("push", merged, "org/name", "--private", "--yes").stdout
+    assert text.splitlines()[-1] == "uploaded: https://hub/org/name/commit/2"
     hub.create_repo.assert_called_once_with("org/name", private=True, repo_type="model", exist_ok=True)
     hub.create_branch.assert_not_called()
     assert hub.create_commit.call_args.kwargs["commit_message"] == "Upload a merge made by orthomerge"
@@ -74,19 +73,19 @@ def test_a_branch_of_a_repository_that_is_there(hub: Any, merged: Path) -> None:
     assert operations(hub)[1] == stale
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (401, "log in with `hf auth login`, or set HF_TOKEN"),
-        (403, "your token may not write to 'org/name': use one with write access to 'org'"),
-        (500, r"cannot upload to 'org/name' at https://huggingface.co (OSError: no"),
-    ],
-)
-def test_hubs_that_refuse(status: int, message: str, hub: Any, merged: Path) -> None:
+ANSWERS = {
+    401: "log in with `hf auth login`, or set HF_TOKEN",
+    403: "your token may not write to 'org/name': use one with write access to 'org'",
+    500: "cannot upload to 'org/name' at https://huggingface.co (OSError: no",
+}
+
+
+def test_hubs_that_refuse(hub: Any, merged: Path) -> None:
     error: Any = OSError("no\nmore")
-    error.response = SimpleNamespace(status_code=status)
     hub.create_repo.side_effect = error
-    assert message in refused("push", merged, "org/name", "--yes", code=5)
+    for status, message in ANSWERS.items():
+        error.response = SimpleNamespace(status_code=status)
+        assert message in refused("push", merged, "org/name", "--yes", code=5)
 
 
 def test_only_what_was_verified_is_sent(merged: Path, out: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import NAMES
-from tests.models.making import HEADS, TASKS, flip_a_bit, open_models, same_tensors, write_models
+from tests.models.making import HEADS, TASKS, average, flip_a_bit, reloaded, same_tensors
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
@@ -24,8 +24,7 @@ from orthomerge.models.experts import reopen_experts
 @pytest.fixture
 def world(berts: Path, tmp_path: Path) -> Path:
     """A folder with `models` and, merged from them, `out`."""
-    shutil.copytree(berts, tmp_path / "world/models")
-    models = tmp_path / "world/models"
+    models = Path(shutil.copytree(berts, tmp_path / "world/models"))
     om.merge({name: models / name for name in NAMES}, "average", base=models / "base").save(tmp_path / "world/out")
     return tmp_path / "world"
 
@@ -80,8 +79,7 @@ def test_another_expert_is_refused(world: Path, berts: Path) -> None:
 
 def test_live_experts_are_found_again_by_content(live: Any, berts: Path, tmp_path: Path) -> None:
     base, experts = live
-    om.merge(experts, "average", base=base).save(tmp_path / "out")
-    model = om.load(tmp_path / "out")
+    model = reloaded(om.merge(experts, "average", base=base), tmp_path / "out")
     folders = {name: berts / name for name in NAMES}
     assert reopen_experts(model, experts=folders, base=berts / "base").tasks == NAMES
     assert reopen_experts(model, experts=experts, base=base).tasks == NAMES
@@ -94,9 +92,7 @@ def test_live_experts_are_found_again_by_content(live: Any, berts: Path, tmp_pat
 
 
 def test_zero_shot_heads_keep_their_classes(tmp_path: Path) -> None:
-    write_models("clip", tmp_path)
-    om.merge(open_models("clip", tmp_path), "average").save(tmp_path / "out")
-    model = om.load(tmp_path / "out")
+    model = reloaded(average("clip", tmp_path), tmp_path / "out")
     experts = reopen_experts(model)
     for task in TASKS:
         head = experts.opening.experts[task].head
@@ -115,15 +111,13 @@ def test_how_experts_were_read_is_kept(berts: Path, tmp_path: Path) -> None:
     tensors = load_file(two / "model.safetensors")
     tensors["counter"] = torch.ones(1)
     tensors["fc.weight"], tensors["fc.bias"] = tensors.pop("classifier.weight"), tensors.pop("classifier.bias")
-    lacking = "bert.encoder.layer.1.output.dense.bias"
-    del tensors[lacking]
+    del tensors["bert.encoder.layer.1.output.dense.bias"]
     save_file(tensors, two / "model.safetensors", metadata={"format": "pt"})
     options: Any = {"ignore": ("counter",), "missing": "base", "pooling": "cls"}
     named: Any = {"labels": {"two": ["no", "yes"]}, "heads": {"two": {"layers": ["fc"]}}}
     experts = om.open({"two": two, "three": berts / "three"}, base=berts / "base", **options, **named)
     merged = om.merge(experts, "average")
-    merged.save(tmp_path / "out")
-    again = reopen_experts(om.load(tmp_path / "out"))
+    again = reopen_experts(reloaded(merged, tmp_path / "out"))
     assert again.opening == replace(experts.opening, experts=again.opening.experts, base=again.opening.base)
     assert (again.opening.ignore, again.opening.missing, again.opening.pooling) == (("counter",), "base", "cls")
     assert {task: again.heads[task].pooling for task in again.heads} == {"two": "cls", "three": "cls"}
@@ -134,23 +128,23 @@ def test_how_experts_were_read_is_kept(berts: Path, tmp_path: Path) -> None:
         reopen_experts(om.load(tmp_path / "out"))
 
 
-OPENING: dict[str, dict[str, Any]] = {
-    r"opening: 'family' must be text or nothing, got 3": {"family": 3},
-    r"'missing' must be error \| base, got 'zero'": {"missing": "zero"},
-    r"opening: unknown option 'more'": {"more": 1},
+OPENING: dict[str, tuple[str, object]] = {
+    r"opening: 'family' must be text or nothing, got 3": ("family", 3),
+    r"'missing' must be error \| base, got 'zero'": ("missing", "zero"),
+    r"opening: unknown option 'more'": ("more", 1),
 }
-LOCALS: list[dict[str, Any]] = [
+LOCALS: tuple[dict[str, Any], ...] = (
     {},
     {"places": [], "inputs": {}},
     {"places": {"two": {"relative": "x"}}, "inputs": {}},
-]
+)
 
 
 def test_damaged_records(world: Path) -> None:
     path = world / "out/orthomerge.json"
     manifest = json.loads(path.read_text())
-    for message, change in OPENING.items():
-        path.write_text(json.dumps({**manifest, "opening": {**manifest["opening"], **change}}))
+    for message, (key, value) in OPENING.items():
+        path.write_text(json.dumps({**manifest, "opening": {**manifest["opening"], key: value}}))
         with pytest.raises(RecipeError, match=message):
             reopen_experts(om.load(world / "out"))
     for document in LOCALS:
@@ -160,7 +154,7 @@ def test_damaged_records(world: Path) -> None:
 
 
 def test_a_base_is_no_task_of_that_name(berts: Path, tmp_path: Path) -> None:
-    om.merge({"base": berts / "two"}, "average", base=berts / "base").save(tmp_path / "out")
-    experts = reopen_experts(om.load(tmp_path / "out"))
+    merged = om.merge({"base": berts / "two"}, "average", base=berts / "base")
+    experts = reopen_experts(reloaded(merged, tmp_path / "out"))
     assert experts.parts.base.path == berts / "base"
     assert experts.parts.sources["base"].checkpoint.path == berts / "two"

@@ -14,7 +14,6 @@ from orthomerge.analysis.diagnosis import (
     Bars,
     Curve,
     Diagnosis,
-    Figure,
     Finding,
     Heat,
     Lines,
@@ -39,14 +38,8 @@ DOT = (
 def record(
     task: str, method: str, value: float, *, protocol: str = "current", access: Access = "data-free", **more: object
 ) -> Record:
-    options: dict[str, Any] = {
-        "examples": 100,
-        "metric": "accuracy",
-        "suite": "toy",
-        "versions": {"orthomerge": "0.1.0"},
-    }
-    bounds: dict[str, Any] = {"low": value - 0.02, "high": value + 0.02, "access": access}
-    return Record(task=task, method=method, protocol=protocol, value=value, **bounds, **options | more)
+    given: dict[str, Any] = {"suite": "toy", "versions": {"orthomerge": "0.1.0"}, **more}
+    return Record(task, method, protocol, "accuracy", value, value - 0.02, value + 0.02, 100, access, **given)
 
 
 def comparison(
@@ -54,20 +47,12 @@ def comparison(
 ) -> Comparison:
     """`one` against `other`, with numbers that say no more than the verdict does."""
     gap = one.value - other.value
+    difference, equivalence = Difference(gap, gap - 0.01, gap + 0.01, 0.005, 0.001), Equivalence(0.01, 0.05, 1.0, 0.0)
+    by_task = {task: TaskDifference(gap, gap - 0.02, gap + 0.02, 0.001, 0.004, 100) for task in tasks}
     return Comparison(
-        one.method,
-        other.method,
-        one.way,
-        1,
-        Difference(gap, gap - 0.01, gap + 0.01, 0.005, 0.001),
-        0.002,
-        Equivalence(0.01, 0.05, 1.0, 0.0),
-        "comparable" in verdict,
-        {task: TaskDifference(gap, gap - 0.02, gap + 0.02, 0.001, 0.004, 100) for task in tasks},
-        better=(),
-        worse=tuple(worse),
-        verdict=verdict,
-    )
+        one.method, other.method, one.way, 1, difference, 0.002, equivalence, "comparable" in verdict, by_task,
+        better=(), worse=tuple(worse), verdict=verdict,
+    )  # fmt: skip
 
 
 def small_run(tasks: Sequence[str] = ("a", "b"), *, method: str = "ties") -> list[Record]:
@@ -88,14 +73,9 @@ def small_run(tasks: Sequence[str] = ("a", "b"), *, method: str = "ties") -> lis
 
 
 def write_run(
-    folder: Path,
-    records: Sequence[Record],
-    *,
-    comparisons: Sequence[Comparison] = (),
-    notes: Sequence[str] = (),
-    diagnosis: Diagnosis | None = None,
-    info: RunInfo | None = None,
-) -> Path:
+    folder: Path, records: Sequence[Record], *, comparisons: Sequence[Comparison] = (), notes: Sequence[str] = (),
+    diagnosis: Diagnosis | None = None, info: RunInfo | None = None,
+) -> Path:  # fmt: skip
     """A run folder with only the files that are not empty."""
     folder.mkdir(parents=True, exist_ok=True)
     write_records(folder / "records.jsonl", records)
@@ -123,19 +103,16 @@ def points(
         y = tuple(10 * math.sin(6.3 * kind / len(classes)) + draw.gauss(0, 1 + place) for kind in true)
         right = 100 * sum(one == other for one, other in zip(predicted, true, strict=True)) / count
         views.append(View(name, f"{name} ({right:.1f} %)", x, y, predicted))
-    texts = (
-        () if images else tuple(f"input {number} of {task}: a sentence that somebody wrote" for number in range(count))
-    )
-    return Points(
-        f"points-{seed}", f"{task}: what the encoders see", "t-SNE, seeded.", task, tuple(classes), true, tuple(views),
-        texts=texts, images=(DOT,) * count if images else (),
-    )  # fmt: skip
+    texts = tuple(f"input {number} of {task}: a sentence that somebody wrote" for number in range(count))
+    shown: Any = {"images": (DOT,) * count} if images else {"texts": texts}
+    title = f"{task}: what the encoders see"
+    return Points(f"points-{seed}", title, "t-SNE, seeded.", task, tuple(classes), true, tuple(views), **shown)
 
 
-def figures(tasks: Sequence[str] = ("a", "b")) -> list[Figure]:
+def figures(tasks: Sequence[str] = ("a", "b")) -> tuple[Lines, Heat, Heat, Bars]:
     """One of each kind but points, with a hole in each."""
     nan = math.nan
-    return [
+    return (
         Lines(
             "shots", "By shots", "With bands.", "inputs a class", "accuracy, %",
             (Curve("one", (1.0, 5.0, 20.0), (50.0, 60.0, nan), (45.0, 55.0, nan), (55.0, 65.0, nan)),
@@ -148,7 +125,7 @@ def figures(tasks: Sequence[str] = ("a", "b")) -> list[Figure]:
             (Series("raw", tuple(50.0 for _ in tasks), tuple(45.0 for _ in tasks), tuple(55.0 for _ in tasks)),
              Series("linear", tuple(nan for _ in tasks))),
         ),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 MANIFEST = {
@@ -157,9 +134,7 @@ MANIFEST = {
     "method": {"name": "ties", "parameters": {"density": 0.2, "weights": None}},
     "inputs": {
         "base": {"name": "base", "files": [{"name": "m", "size": 1500, "hash": "blake3:" + "ab" * 32}]},
-        "experts": {
-            "a": {"name": "./a", "revision": "main", "files": [{"name": "m", "size": 2000, "hash": "blake3:ff00"}]}
-        },
+        "experts": {"a": {"name": "./a", "revision": "main", "files": [{"name": "m", "size": 2, "hash": "blake3:ff"}]}},
     },
     "heads": {"a": {"labels": ["no", "yes"]}},
     "alignment": {"aligner": "auto", "access": "inductive", "split": "train", "tasks": {"a": {"inputs": 50}}},

@@ -44,9 +44,8 @@ def test_any_label_can_be_drawn(kind: type, label: str) -> None:
 
 def _named(figure: Figure, label: str) -> Figure:
     if isinstance(figure, Lines):
-        return replace(
-            figure, title=label, x=label, curves=tuple(replace(curve, name=label) for curve in figure.curves)
-        )
+        curves = tuple(replace(curve, name=label) for curve in figure.curves)
+        return replace(figure, title=label, x=label, curves=curves)
     if isinstance(figure, Heat):
         return replace(figure, rows=(label,) * len(figure.rows), columns=(label,) * len(figure.columns), unit=label)
     if isinstance(figure, Bars):
@@ -67,8 +66,7 @@ def test_ids_of_two_drawings_do_not_clash() -> None:
 
 
 def test_colours_and_labels() -> None:
-    assert len(set(class_colours(10))) == 10
-    assert len(set(class_colours(37))) == 37
+    assert [len(set(class_colours(count))) for count in (10, 37)] == [10, 37]
     assert shown("a" * 50) == "a" * 27 + "…"
     assert not shown("_x").startswith("_")
 
@@ -84,9 +82,6 @@ def numbers(rows: list[dict[str, str]], column: str) -> list[float]:
 
 def test_figures_as_csv_and_back() -> None:
     lines, heat, _, bars = figures()
-    assert isinstance(lines, Lines)
-    assert isinstance(heat, Heat)
-    assert isinstance(bars, Bars)
     for curve in lines.curves:
         own = [row for row in table(lines) if row["curve"] == curve.name]
         for column, values in (("x", curve.x), ("y", curve.y), ("low", curve.low), ("high", curve.high)):
@@ -113,9 +108,7 @@ def test_points_as_csv_and_back() -> None:
 
 def test_unknown_classes_and_missing_places() -> None:
     figure = points("a", count=4)
-    views = tuple(
-        replace(view, x=(math.nan, *view.x[1:]), predicted=(-1, *view.predicted[1:])) for view in figure.views
-    )
-    figure = replace(figure, true=(-1, *figure.true[1:]), views=views)
+    views = (replace(view, x=(math.nan, *view.x[1:]), predicted=(-1, *view.predicted[1:])) for view in figure.views)
+    figure = replace(figure, true=(-1, *figure.true[1:]), views=tuple(views))
     assert draw(figure).png
     assert [table(figure)[0][column] for column in ("true", "expert x", "expert predicted")] == [""] * 3

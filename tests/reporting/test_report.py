@@ -15,7 +15,7 @@ import pytest
 from tests.reporting.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Bars, Diagnosis, Series, write_diagnosis
-from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
+from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
 from orthomerge.reporting import report as reports
 from orthomerge.reporting.contents import numbers_of
@@ -44,57 +44,25 @@ def read(page: Path) -> _Reader:
 
 
 def test_everything_is_there(tmp_path: Path) -> None:
-    run = full_run(tmp_path / "run")
-    done, again = (report(run, tmp_path / name / "report.html") for name in ("out", "again"))
+    done, again = (report(full_run(tmp_path / "run"), tmp_path / name / "report.html") for name in ("out", "again"))
     assert done.page.read_bytes() == again.page.read_bytes()
     text = " ".join(" ".join(read(done.page).text).split())
     for wanted in (
         "The experts score 90.0 % over 2 tasks. Merged into one encoder by ties, the model reaches 60.0 %.",
         "With its heads aligned it reaches 84.0 %: 80 % of what merging had lost is recovered, without a single new",
-        "Mostly misalignment",
-        "a doubt",
         "aligned by auto on 50 inputs per task from train (inductive)",
-        "density = 0.2",
-        "abababababab",
-        "cdcdcdcdcdcd",
-        "no, yes",
-        "0:02:05",
-        "812.0 MB",
-        "orthomerge run r.yaml",
-        "method: ties",
-        "2026-11-15",
-        "No longer exist: gone",
-        "perplexity = 30",
-        "1,234",
+        *("Mostly misalignment", "a doubt", "density = 0.2", "abababababab", "cdcdcdcdcdcd", "no, yes", "0:02:05"),
+        *("812.0 MB", "orthomerge run r.yaml", "method: ties", "2026-11-15", "No longer exist: gone"),
+        *("perplexity = 30", "1,234"),
     ):
         assert wanted in text, wanted
     assert "weights" not in text
     names = sorted(path.relative_to(done.files).as_posix() for path in done.files.rglob("*") if path.is_file())
-    assert [name for name in names if name.startswith("figures/shots")] == [
-        f"figures/shots.{form}" for form in ("csv", "png", "svg")
-    ]
+    shots = [name for name in names if name.startswith("figures/shots")]
+    assert shots == [f"figures/shots.{form}" for form in ("csv", "png", "svg")]
     assert {"tables/inductive.tex", "tables/transductive.md", "tables/comparisons.csv"} <= set(names)
     assert done.figures == ["accuracy-by-task", "shots", "cka", "cosines", "families", "points-0", "points-1"]
-
-
-def test_records_alone_are_enough(tmp_path: Path) -> None:
-    done = report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html", title="Mine")
-    page = read(done.page)
-    ids = {attributes.get("id") for _, attributes in page.tags}
-    assert {"accuracy", "reproduce", "figures"} <= ids
-    assert not {"verdict", "notes", "points", "comparisons", "merged", "cost"} & ids
-    assert "Mine" in page.text
-    assert done.tables == ["data-free", "inductive", "transductive"]
-
-
-def test_a_run_with_one_row_has_no_story_to_draw(tmp_path: Path) -> None:
-    done = report(write_run(tmp_path / "run", [record("a", "ties", 0.5)]), tmp_path / "report.html")
-    assert done.figures == []
-    assert "the model reaches 50.0\u00a0% on one task." in done.page.read_text()
-
-
-def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
-    done = report(full_run(tmp_path / "run"), tmp_path / "report.html")
+    # The policy forbids everything else.
     page = read(done.page)
     policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -105,6 +73,20 @@ def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "href"):
             assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+
+
+def test_records_alone_are_enough(tmp_path: Path) -> None:
+    done = report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html", title="Mine")
+    page = read(done.page)
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert {"accuracy", "reproduce", "figures"} <= ids
+    assert not {"verdict", "notes", "points", "comparisons", "merged", "cost"} & ids
+    assert "Mine" in page.text
+    assert done.tables == ["data-free", "inductive", "transductive"]
+    # A run with one row has no story to draw.
+    done = report(write_run(tmp_path / "one", [record("a", "ties", 0.5)]), tmp_path / "one.html")
+    assert done.figures == []
+    assert "the model reaches 50.0\u00a0% on one task." in done.page.read_text()
 
 
 def test_what_a_name_says_is_never_markup(tmp_path: Path) -> None:
@@ -140,14 +122,11 @@ def test_json_cannot_leave_its_element() -> None:
     assert json.loads(text) == {"a": "</script><!--", "b": "&\u2028"}
 
 
-def test_only_png_is_shown() -> None:
+def test_only_png_is_shown_and_views_share_a_frame() -> None:
     figure = points("a", count=3, images=True)
     images = ("data:image/svg+xml;base64,AAAA", "javascript:alert(1)", figure.images[0])
     payload = points_payload(replace(figure, images=images))
     assert payload["images"] == ["", "", figure.images[0]]
-
-
-def test_the_views_of_a_figure_share_a_frame() -> None:
     figure = points("a", count=2)
     near, far = (replace(figure.views[0], x=x, y=(0.0, 1.0)) for x in ((0.0, 1.0), (0.0, 10.0)))
     payload = points_payload(replace(figure, views=(near, far)))
@@ -158,19 +137,15 @@ def test_the_views_of_a_figure_share_a_frame() -> None:
 
 def test_the_story_speaks_of_the_diagnosed_method() -> None:
     tables = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
-    assert [line.method for line in summarise(tables).steps.values()] == ["expert", "ties", "ties"]
-    assert [line.method for line in summarise(tables, method="average").steps.values()] == [
-        "expert",
-        "average",
-        "average",
-    ]
+    for method, own in ((None, "ties"), ("average", "average")):
+        assert [line.method for line in summarise(tables, method=method).steps.values()] == ["expert", own, own]
 
 
 @pytest.mark.parametrize(
     ("records", "end"),
     [
         (
-            [item for item in small_run() if item.access != "inductive"],
+            [row for row in small_run() if row.access != "inductive"],
             " recovered (aligned on the test inputs themselves).",
         ),
         ([record("a", "ties", 0.6), record("a", "average", 0.7)], "by average, the model reaches 70.0 % on one task."),
@@ -201,10 +176,16 @@ def write(name: str, text: str) -> Callable[[Path], object]:
     return lambda run: (run / name).write_text(text)
 
 
-REFUSED: list[tuple[Callable[[Path], object], type[OrthomergeError], str]] = [
+def of_another_metric(run: Path) -> None:
+    records = (run / "records.jsonl").read_text()
+    (run / "records.jsonl").write_text(records.replace('"accuracy"', '"calibration"'))
+
+
+REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (lambda run: run.rename(run.with_name("elsewhere")), CheckpointError, "is not a folder"),
     (lambda run: (run / "records.jsonl").unlink(), CheckpointError, "has no records.jsonl; give the run folder"),
     (write("records.jsonl", ""), CheckpointError, "is empty: there is nothing to report"),
+    (of_another_metric, RecipeError, "'metric' must be accuracy, got 'calibration'"),
     (write("notes.json", "{"), CheckpointError, "notes.json is not JSON"),
     (write("notes.json", "[1]"), CheckpointError, "must be a list of strings"),
     (lambda run: (run / "notes.json").symlink_to("/proc/self/mem"), CheckpointError, "cannot read"),
@@ -219,9 +200,7 @@ REFUSED: list[tuple[Callable[[Path], object], type[OrthomergeError], str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
-def test_runs_that_are_refused(
-    tmp_path: Path, change: Callable[[Path], object], error: type[OrthomergeError], message: str
-) -> None:
+def test_refused(tmp_path: Path, change: Callable[[Path], object], error: type[Exception], message: str) -> None:
     run = write_run(tmp_path / "runs" / "run", small_run())
     (run / "models").mkdir()
     change(run)
@@ -287,9 +266,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("module", "message"), [("matplotlib", "figures need matplotlib"), ("jinja2", "needs jinja2")])
-def test_what_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
-) -> None:
+def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     reports.templates.cache_clear()
     with pytest.raises(RecipeError, match=message):

@@ -36,7 +36,7 @@ def test_access_classes_are_never_mixed_and_joint_rows_come_last() -> None:
     assert [row.way.protocol for row in tables[1].rows] == ["current", "current", "joint"]
 
 
-def test_numbers_of_a_row() -> None:
+def test_numbers_of_a_row_and_marks() -> None:
     inductive, free, transductive = boards(RUN, compared())
     row = inductive.rows[0]
     assert (row.method, row.way.title) == ("ties", "aligner auto")
@@ -47,6 +47,12 @@ def test_numbers_of_a_row() -> None:
     assert score.examples == 100
     assert transductive.rows[0].extra == 1234
     assert [row.extra for row in free.rows] == [0, 0]
+    assert [row.mark for row in inductive.rows] == ["★", "↓≈"]
+    assert [row.mark for row in free.rows] == ["★", "↓"]
+    assert free.rows[1].apart == {"b": "worse"}
+    assert "less than 1 point apart" in legend(inductive)
+    assert legend(transductive) == ""
+    assert "ref." not in board_table(transductive).names
 
 
 def test_the_best_adds_nothing_and_is_a_merge() -> None:
@@ -54,22 +60,10 @@ def test_the_best_adds_nothing_and_is_a_merge() -> None:
     assert [row.best for row in inductive.rows] == [True, False]
     assert [(row.method, row.best) for row in free.rows] == [("expert", False), ("ties", True)]
     assert [row.best for row in transductive.rows] == [False]
-
-
-def test_a_probe_or_a_method_on_fewer_tasks_is_not_the_best() -> None:
+    # A probe is not, nor a method on fewer tasks.
     rows = [*RUN, *(record(task, "ties", 0.99, protocol="probe", access="inductive") for task in TASKS)]
     rows.append(record("a", "wudi", 0.99, access="inductive"))
     assert [row.way.title for row in boards(rows)[0].rows if row.best] == ["aligner auto"]
-
-
-def test_marks() -> None:
-    inductive, free, transductive = boards(RUN, compared())
-    assert [row.mark for row in inductive.rows] == ["★", "↓≈"]
-    assert [row.mark for row in free.rows] == ["★", "↓"]
-    assert free.rows[1].apart == {"b": "worse"}
-    assert "less than 1 point apart" in legend(inductive)
-    assert legend(transductive) == ""
-    assert "ref." not in board_table(transductive).names
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex"])

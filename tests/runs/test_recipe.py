@@ -45,12 +45,10 @@ def read(folder: Path, text: str | bytes) -> Recipe:
 
 
 def test_a_full_recipe(tmp_path: Path) -> None:
-    recipe = read(tmp_path, FULL)
+    recipe, labels = read(tmp_path, FULL), ("entailment", "neutral", "contradiction")
     assert recipe.tasks == {
         "sst2": Expert("org/sst2"),
-        "mnli": Expert(
-            "org/mnli", "module.bert.", ("entailment", "neutral", "contradiction"), HeadNames(("a", "b"), "tanh")
-        ),
+        "mnli": Expert("org/mnli", "module.bert.", labels, HeadNames(("a", "b"), "tanh")),
         "10": Expert("org/ten"),
     }
     assert (recipe.base, recipe.method, recipe.parameters) == ("org/base@main", "ties", {"density": 0.2, "scale": 1})
@@ -86,9 +84,8 @@ def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monk
     }
     experts = ", ".join(f"{task}: {written}" for task, (written, _) in references.items())
     recipe = read(here, f"base: models/base\nexperts: {{{experts}}}\nout: results/out\n")
-    assert {task: expert.path for task, expert in recipe.tasks.items()} == {
-        t: path for t, (_, path) in references.items()
-    }
+    paths = {task: expert.path for task, expert in recipe.tasks.items()}
+    assert paths == {task: path for task, (_, path) in references.items()}
     assert (recipe.base, recipe.out) == (str(here / "models/base"), str(here / "results/out"))
     assert read(here, f"base: {long}\nexperts: {{a: org/a}}").base == str(here / long)
     monkeypatch.chdir(tmp_path)  # the same from anywhere, and by a relative name
@@ -97,9 +94,9 @@ def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monk
         assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
 
 
-# Files
+# Files and their content
 
-FILES: dict[str, tuple[bytes, str]] = {
+WRONG: dict[str, tuple[bytes | str, str]] = {
     "empty": (b"", "recipe.yaml must be a mapping of options, got NoneType"),
     "a list": (b"- a\n- b", "recipe.yaml must be a mapping of options, got list"),
     "two documents": (b"a: 1\n---\nb: 2", "recipe.yaml is not valid YAML: expected a single document"),
@@ -121,13 +118,31 @@ FILES: dict[str, tuple[bytes, str]] = {
     "endless number": (b"a: " + b"1" * 9_999, "recipe.yaml is not valid YAML: .*4300"),
     "deep": (b"a: " + b"[" * 50_000, "recipe.yaml is not valid YAML: it is nested more than 50 levels deep"),
     "large": (b"# " + b"x" * (1 << 20), "recipe.yaml is larger than 1048576 bytes; that is not a recipe"),
+    "unknown key": ("experts: {a: b}\nmetod: ties", r"recipe.yaml: unknown option 'metod'; did you mean 'method'\?"),
+    "heads merged too": ("experts: {a: b}\nheads: average", "recipe.yaml: unknown option 'heads'"),
+    "experts empty": ("experts: {}", "'experts' is empty; name at least one"),
+    "name that YAML reads as a truth": ("experts: {no: b}", "the name False must be text; write it in quotes"),
+    "name that YAML reads as a number": ("experts: {007: b}", "the name 7 must be text; write it in quotes"),
+    "label that YAML reads as a truth": (
+        "experts: {a: {path: b, labels: [yes, no]}}",
+        r"'labels' must be list of text or nothing, got \[True, False\]",
+    ),
+    "no labels": ("experts: {a: {path: b, labels: []}}", "the expert .*b has an empty list of labels; name at least"),
+    "dtype": ("experts: {a: b}\ndtype: bfloat61", r"keep \| float32 .*, got 'bfloat61'; did you mean 'bfloat16'\?"),
+    "seed": ("experts: {a: b}\nseed: 1.5", "'seed' must be whole number, got 1.5"),
+    "seed beyond belief": ("experts: {a: b}\nseed: 0x" + "f" * 5_000, "'seed' must be a whole number of at most 63 b"),
+    "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "'layers' of a head must be one or two names, got 0"),
+    "two layers, nothing between": (
+        "experts: {a: {path: b, head: {layers: [x, y]}}}",
+        "an 'activation' must be given for two 'layers' of a head, and only then",
+    ),
 }
 
 
-@pytest.mark.parametrize(("data", "match"), FILES.values(), ids=FILES.keys())
-def test_files_that_are_no_recipes(tmp_path: Path, data: bytes, match: str) -> None:
+@pytest.mark.parametrize(("text", "match"), WRONG.values(), ids=WRONG.keys())
+def test_recipes_that_make_no_sense(tmp_path: Path, text: bytes | str, match: str) -> None:
     with pytest.raises(RecipeError, match=match):
-        read(tmp_path, data)
+        read(tmp_path, text)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -147,46 +162,11 @@ def test_a_recipe_through_a_pipe(tmp_path: Path) -> None:
     os.close(reading)
 
 
-# Content
-
-WRONG: dict[str, tuple[str, str]] = {
-    "unknown key": ("experts: {a: b}\nmetod: ties", r"recipe.yaml: unknown option 'metod'; did you mean 'method'\?"),
-    "heads merged too": ("experts: {a: b}\nheads: average", "recipe.yaml: unknown option 'heads'"),
-    "experts empty": ("experts: {}", "'experts' is empty; name at least one"),
-    "name that YAML reads as a truth": ("experts: {no: b}", "the name False must be text; write it in quotes"),
-    "name that YAML reads as a number": ("experts: {007: b}", "the name 7 must be text; write it in quotes"),
-    "label that YAML reads as a truth": (
-        "experts: {a: {path: b, labels: [yes, no]}}",
-        r"'labels' must be list of text or nothing, got \[True, False\]",
-    ),
-    "no labels": ("experts: {a: {path: b, labels: []}}", "the expert .*b has an empty list of labels; name at least"),
-    "dtype": (
-        "experts: {a: b}\ndtype: bfloat61",
-        r"'dtype' must be keep \| float32 .*, got 'bfloat61'; did you mean 'bfloat16'\?",
-    ),
-    "seed": ("experts: {a: b}\nseed: 1.5", "'seed' must be whole number, got 1.5"),
-    "seed beyond belief": ("experts: {a: b}\nseed: 0x" + "f" * 5_000, "'seed' must be a whole number of at most 63 b"),
-    "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "'layers' of a head must be one or two names, got 0"),
-    "two layers, nothing between": (
-        "experts: {a: {path: b, head: {layers: [x, y]}}}",
-        "an 'activation' must be given for two 'layers' of a head, and only then",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "match"), WRONG.values(), ids=WRONG.keys())
-def test_recipes_that_make_no_sense(tmp_path: Path, text: str, match: str) -> None:
-    with pytest.raises(RecipeError, match=match):
-        read(tmp_path, text)
-
-
 def test_names_of_experts() -> None:
     names = ["a", "SST-2", "x.y_z+w", "0", "a" * 100]
     assert list(Recipe(dict.fromkeys(names, "x")).tasks) == names
     for bad in ("", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"):
-        with pytest.raises(
-            RecipeError, match=r"cannot name an expert and its folder; use letters, digits and _ \. \+ -"
-        ):
+        with pytest.raises(RecipeError, match=r"name an expert and its folder; use letters, digits and _ \. \+ -"):
             Recipe({bad: "x"})
     with pytest.raises(RecipeError, match="names that differ in case only, the same to some file systems"):
         Recipe({"SST2": "x", "sst2": "y"})

@@ -22,6 +22,7 @@ from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.run import Ran, run
 from orthomerge.runs.sections import Evaluate
 
+WITHOUT_REPORT = RECIPE.replace("report: {title: Two words}", "report: false")
 STAGES = ["merge", "align", "evaluate", "diagnose", "report"]
 
 
@@ -83,7 +84,7 @@ def test_a_killed_run_goes_on(first: tuple[Path, Ran], berts: Path, tmp_path: Pa
     for stage in ("align", "diagnose"):
         with pytest.raises(Killed):
             run(recipe, out=tmp_path / "run", watch=KillAt(stage))
-    recipe.write_text(RECIPE.replace("report: {title: Two words}", "report: false"))
+    recipe.write_text(WITHOUT_REPORT)
     assert done(run(recipe, out=tmp_path / "run")) == ["diagnose"]
     ours, theirs = contents(tmp_path / "run"), contents(first[1].folder)
     same = {"records.jsonl", "comparisons.json", "notes.json", "table.md", "diagnosis.json"}
@@ -95,9 +96,7 @@ def test_what_changed_is_done_again(first: tuple[Path, Ran], tmp_path: Path) -> 
     recipe.write_text(RECIPE.replace("Two words", "Three words"))
     assert done(run(recipe, out=run_folder)) == ["report"]
     assert "Three words" in (run_folder / "report.html").read_text()
-    recipe.write_text(
-        RECIPE.replace("shots: [1, 5]", "shots: 2").replace("report: {title: Two words}", "report: false")
-    )
+    recipe.write_text(WITHOUT_REPORT.replace("shots: [1, 5]", "shots: 2"))
     assert done(run(recipe, out=run_folder)) == ["evaluate", "diagnose"]
     records = read_records(run_folder / "records.jsonl")
     assert {record.shots for record in records} == {None, 2}
@@ -191,23 +190,18 @@ def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
     assert done(run(recipe, out=tmp_path / "run")) == []
 
 
-def test_places_that_are_not_ours(berts: Path, tmp_path: Path) -> None:
+def test_places_that_are_not_ours_and_recipes_with_problems(berts: Path, tmp_path: Path) -> None:
     recipe = lay_out(berts, tmp_path, PLAIN)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/records.jsonl").write_text("precious")
     (tmp_path / "file").touch()
-    for name, message in (
-        ("run", r"was not made by `orthomerge run` \(it has no .store\)"),
-        ("file", "cannot write the"),
-    ):
+    for name, message in (("run", r"not made by `orthomerge run` \(it has no .store\)"), ("file", "cannot write the")):
         with pytest.raises(OutputError, match=message):
             run(recipe, out=tmp_path / name)
-
-
-def test_problems_are_found_before_any_work(berts: Path, tmp_path: Path) -> None:
+    # Problems are found before any work.
     text = RECIPE.replace("protocol: knn", "protocol: knm").replace("three: three.csv}\n", "tree: x.csv}\n")
-    recipe = lay_out(berts, tmp_path, text)
-    problems = plan(read_recipe(recipe))[0]
+    recipe.write_text(text)
+    problems, _ = plan(read_recipe(recipe))
     assert [problem.where for problem in problems] == ["evaluate", *["evaluate: data of 'tree'"] * 2]
     assert "did you mean 'knn'" in str(problems[0])
     refused: list[tuple[str, type[OrthomergeError], str]] = [
@@ -218,5 +212,5 @@ def test_problems_are_found_before_any_work(berts: Path, tmp_path: Path) -> None
     for wrong, kind, message in refused:
         recipe.write_text(wrong)
         with pytest.raises(kind, match=message):
-            run(recipe, out=tmp_path / "run")
-        assert not (tmp_path / "run").exists()
+            run(recipe, out=tmp_path / "other")
+        assert not (tmp_path / "other").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import RecipeError
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Diagnose, Evaluate, Report, Scoring, protocols_of
 
@@ -15,6 +16,15 @@ def read(folder: Path, text: str) -> Recipe:
     path = folder / "recipe.yaml"
     path.write_text(f"experts: {{a: org/a}}\n{text}\n")
     return read_recipe(path)
+
+
+def read_protocols(folder: Path, text: str) -> list[EvaluationProtocol]:
+    block = read(folder, text).evaluate
+    assert block is not None
+    return protocols_of(block.scorings, block.support)
+
+
+SCORED = "evaluate: {data: {a: x.csv}, protocols: [%s]}"
 
 
 def test_all_blocks(tmp_path: Path) -> None:
@@ -44,7 +54,7 @@ report: {title: x}"""
     assert recipe.diagnose == Diagnose("ridge", points=10, scales=True)
     assert recipe.report == Report("x")
     assert recipe.absolute() == recipe
-    protocols = protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
+    protocols = read_protocols(tmp_path, text)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
@@ -61,13 +71,13 @@ report: {title: x}"""
         ("evaluate: {data: {}}", "'evaluate' has no data"),
         ("evaluate: {data: {a: x.csv}, protocol: [knn]}", "unknown option 'protocol'; did you mean 'protocols'"),
         ("evaluate: {data: {a: x.csv}, protocols: []}", "'protocols' is empty"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shot: 1}]}", "item 1: unknown option 'shot'; did you mean 'shots'"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 0}]}", "'shots' must be whole numbers per class"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 1.5}]}", "'shots' must be whole numbers per class"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shots: []}]}", "must not be empty lists"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{seeds: 0}]}", "'seeds' must be at least 1"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{protocol: knn, aligner: ridge}]}", "a 'protocol' or an 'aligner'"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{access: free}]}", "'access' must be"),
+        (SCORED % "{shot: 1}", "item 1: unknown option 'shot'; did you mean 'shots'"),
+        (SCORED % "{shots: 0}", "'shots' must be whole numbers per class"),
+        (SCORED % "{shots: 1.5}", "'shots' must be whole numbers per class"),
+        (SCORED % "{shots: []}", "must not be empty lists"),
+        (SCORED % "{seeds: 0}", "'seeds' must be at least 1"),
+        (SCORED % "{protocol: knn, aligner: ridge}", "a 'protocol' or an 'aligner'"),
+        (SCORED % "{access: free}", "'access' must be"),
         ("evaluate: {data: {a: x.csv}, support: test}", r"'support' must be train \| val"),
         ("evaluate: {data: {a: x.csv}, batch: 0}", "'batch' must be at least 1, got 0"),
         ("evaluate: {data: {a: x.csv}, margin: 0}", "'margin' must be positive, got 0"),
@@ -90,24 +100,13 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}", "'scales' merges again, which needs a base"),
         ("diagnose: true", "'diagnose' needs data: give a section 'evaluate' too"),
         ("report: {title: x}", "'report' needs data"),
+        # Names that tables do not have
+        (SCORED % "knm", "unknown protocol 'knm'; did you mean 'knn'"),
+        (SCORED % "{aligner: ridgee}", "unknown aligner 'ridgee'; did you mean 'ridge'"),
+        (SCORED % "{aligner: ridge, options: {strenght: 1}}", "did you mean 'strength'"),
+        (SCORED % "{aligner: surgery, options: {seed: 3}}", "surgery: the seed is that of .*; leave 'seed' out"),
     ],
 )
 def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        read(tmp_path, block)
-
-
-@pytest.mark.parametrize(
-    ("protocols", "message"),
-    [
-        ("[knm]", "unknown protocol 'knm'; did you mean 'knn'"),
-        ("[{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
-        ("[{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
-        ("[{aligner: surgery, options: {seed: 3}}]", "surgery: the seed is that of the draw .*; leave 'seed' out"),
-    ],
-)
-def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: str) -> None:
-    recipe = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, protocols: {protocols}}}")
-    assert recipe.evaluate is not None
-    with pytest.raises(RecipeError, match=message):
-        protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
+        read_protocols(tmp_path, block)

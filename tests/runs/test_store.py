@@ -51,27 +51,19 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")  # which has verified nothing yet
 
 
-def test_what_is_there_is_not_made_again(store: Store) -> None:
+def test_what_is_there_is_not_made_again(store: Store, tmp_path: Path) -> None:
     entry = store.make(KEY, "x", refuse)
     assert (entry.name, sorted(entry.files)) == ("x", ["content/folder/value", "content/link"])
     assert [entry.key for entry in store.entries()] == [KEY]
     assert (store.content(KEY) / "link").read_text() == "42"
     assert sorted(path.name for path in store.root.iterdir()) == [KEY]  # neither leases nor working folders
-
-
-def test_a_copy_with_files_for_links_is_the_same(store: Store, tmp_path: Path) -> None:
-    shutil.copytree(store.root, tmp_path / "copy")
+    shutil.copytree(store.root, tmp_path / "copy")  # with files for links
     assert Store(tmp_path / "copy").get(KEY) is not None
 
 
 def rewrite(place: Path, **changes: str) -> None:
     document = json.loads((place / ENTRY).read_text())
-    (place / ENTRY).write_text(json.dumps({**document, **(changes or {"name": "y"})}))
-
-
-def planted(place: Path) -> None:
-    """Files and hashes agree, but the seal is of another machine."""
-    rewrite(place, seal="0" * 64)
+    (place / ENTRY).write_text(json.dumps({**document, **changes}))
 
 
 def changed(place: Path) -> None:
@@ -82,19 +74,10 @@ def changed(place: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def link_out(place: Path) -> None:
-    (place.parents[1] / "far").write_text("42")
-    (place / "content/folder/value").unlink()
-    (place / "content/folder/value").symlink_to(place.parents[1] / "far")
-
-
-def link_content(place: Path) -> None:
-    (place / "content").rename(place.parents[1] / "far")
-    (place / "content").symlink_to(place.parents[1] / "far")
-
-
-def remove_one(place: Path) -> None:
-    (place / "content/folder/value").unlink()
+def link_out(path: Path, far: Path) -> None:
+    """Move something out of the store and leave a link to it."""
+    path.rename(far)
+    path.symlink_to(far)
 
 
 def break_entry(place: Path) -> None:
@@ -102,16 +85,24 @@ def break_entry(place: Path) -> None:
     shutil.rmtree(place / "content")
 
 
-@pytest.mark.parametrize("damage", [rewrite, planted, changed, link_out, remove_one, break_entry])
-def test_what_is_not_ours_is_made_again(store: Store, damage: Callable[[Path], None]) -> None:
-    damage(store.root / KEY)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "another name": lambda place: rewrite(place, name="y"),
+    "files and hashes agree, but the seal is of another machine": lambda place: rewrite(place, seal="0" * 64),
+    "changed": changed,
+    "linked": lambda place: link_out(place / "content/folder/value", place.parents[1] / "far"),
+    "removed": lambda place: (place / "content/folder/value").unlink(),
+    "broken": break_entry,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_ours_is_made_again(store: Store, damage: str) -> None:
+    DAMAGES[damage](store.root / KEY)
     assert store.get(KEY) is None
-    if damage is break_entry:
-        assert list(store.entries()) == []
+    assert damage != "broken" or list(store.entries()) == []
     store.make(KEY, "x", fill)
     assert Store(store.root).get(KEY) is not None
-    if damage is link_out:
-        assert (store.root.parent / "far").read_text() == "42"
+    assert damage != "linked" or (store.root.parent / "far").read_text() == "42"
 
 
 def test_entries_under_another_key_or_of_another_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,29 +112,18 @@ def test_entries_under_another_key_or_of_another_machine(store: Store, monkeypat
     assert Store(store.root).get(KEY) is None
 
 
-def add_file(place: Path) -> None:
-    (place / "content/thesis.tex").write_text("years of work")
-
-
-def folder_of_others(place: Path) -> None:
-    (place / ENTRY).unlink()
-
-
-def link_entry(place: Path) -> None:
-    place.rename(place.parents[1] / "far")
-    place.symlink_to(place.parents[1] / "far")
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (add_file, "holds 'content/thesis.tex', which orthomerge did not write, so it is not replaced"),
-        (folder_of_others, r"was not written by orthomerge \(it has no entry.json\)"),
-        (link_content, "holds 'content', which orthomerge did not write, so it is not replaced"),
-        (link_entry, r"was not written by orthomerge \(it has no entry.json\)"),
+        (lambda place: (place / "content/thesis.tex").write_text("years of work"),
+         "holds 'content/thesis.tex', which orthomerge did not write, so it is not replaced"),
+        (lambda place: (place / ENTRY).unlink(), r"was not written by orthomerge \(it has no entry.json\)"),
+        (lambda place: link_out(place / "content", place.parents[1] / "far"),
+         "holds 'content', which orthomerge did not write, so it is not replaced"),
+        (lambda place: link_out(place, place.parents[1] / "far"), r"was not written by orthomerge \(it has no entry"),
     ],
-)
-def test_what_others_put_there_is_not_removed(store: Store, damage: Callable[[Path], None], message: str) -> None:
+)  # fmt: skip
+def test_what_others_put_there_is_not_removed(store: Store, damage: Callable[[Path], object], message: str) -> None:
     entry = store.get(KEY)
     assert entry is not None
     damage(store.root / KEY)

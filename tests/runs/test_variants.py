@@ -51,12 +51,9 @@ def test_protocols_of_evaluate_are_shared(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{text}sweep: {{aligners: [none, ridge], shots: [2, all], seeds: 2}}\n")
     protocols = protocols_for(read_recipe(path), Variant("a", first=3, seeds=2))
-    assert [(each.name, each.aligner, each.shots, each.seeds, each.first) for each in protocols] == [
-        ("current", None, None, 1, 3),
-        ("knn", None, 1, 2, 3),
-        ("current", "ridge", None, 1, 3),
-        ("current", "ridge", 2, 2, 3),
-    ]
+    assert {each.first for each in protocols} == {3}
+    ways = [("current", None, None, 1), ("knn", None, 1, 2), ("current", "ridge", None, 1), ("current", "ridge", 2, 2)]
+    assert [(each.name, each.aligner, each.shots, each.seeds) for each in protocols] == ways
     path.write_text(path.read_text().replace("shots: 1}", "shots: 1, seeds: 3}"))
     with pytest.raises(RecipeError, match="the 'seeds' of a sweep count for all protocols"):
         check_sweep(read_recipe(path))
@@ -86,9 +83,7 @@ def test_fits_draw_at_random(tmp_path: Path) -> None:
         ("{}", "diagnose: true", "'diagnose' has no place in a sweep"),
     ],
 )
-def test_mistakes_that_tables_and_headers_tell(
-    berts: Path, tmp_path: Path, block: str, more: str, message: str
-) -> None:
+def test_mistakes(berts: Path, tmp_path: Path, block: str, more: str, message: str) -> None:
     lay_out(berts, tmp_path)
     with pytest.raises(OrthomergeError, match=message):
         check_sweep(read(tmp_path, block, more))
@@ -113,10 +108,7 @@ def test_where_the_best_is_chosen(tmp_path: Path) -> None:
     assert splits_of(Sweep(), "train", tasks) == ("test", "val")
     assert splits_of(Sweep(choose="test"), "train", tasks) == ("test",)
     no_val = {"two": replace(tasks["two"], splits={"test": tasks["two"]["test"]})}
-    for support, data, why in (
-        ("val", tasks, "the protocols are fitted to"),
-        ("train", no_val, "'two' has no labelled"),
-    ):
+    for support, data, why in (("val", tasks, "the protocols are fitted"), ("train", no_val, "'two' has no labelled")):
         assert splits_of(Sweep(), support, data) == ("test",)
         with pytest.raises(RecipeError, match=f"cannot be chosen on val: {why}"):
             splits_of(Sweep(choose="val"), support, data)
@@ -166,14 +158,9 @@ def test_budgets_do_not_compete() -> None:
     fitted = Variant("moma", seen="inductive")
     cells = [Cell(Variant("a"), way, 0) for way in (blank.way, few, half, every)]
     cells += [Cell(fitted, way, 0) for way in (replace(blank.way, access="inductive"), few)]
-    assert [row.budget for row in rows_of(cells, [], [], [])] == [
-        "no inputs",
-        "5 per class",
-        "50% of the inputs (transductive)",
-        "all inputs",
-        "the fit's inputs",
-        "the fit's and 5 per class",
-    ]
+    plain = ["no inputs", "5 per class", "50% of the inputs (transductive)", "all inputs"]
+    fits = ["the fit's inputs", "the fit's and 5 per class"]
+    assert [row.budget for row in rows_of(cells, [], [], [])] == plain + fits
 
 
 def test_the_example_is_read() -> None:

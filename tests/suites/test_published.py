@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,11 @@ from orthomerge.suites.published import TEMPLATES, HalvesProcessor, class_names,
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES, build_suite
 
+Tensors = dict[str, dict[str, torch.Tensor]]  # by expert and key
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CLIP8, TEXT5 = SUITES["clip-vit-b32-8"].tasks, SUITES["bert-text5"].tasks
-CLASSES = dict.fromkeys(CLIP8, ("red_barn", "blue_sea")) | {
-    "svhn": ("0", "1"),
-    "mnist": ("0", "1"),
-    "eurosat": ("AnnualCrop", "SeaLake"),
-}
+CLASSES = dict.fromkeys(CLIP8, ("red_barn", "blue_sea")) | dict.fromkeys(("svhn", "mnist"), ("0", "1"))
+CLASSES["eurosat"] = ("AnnualCrop", "SeaLake")
 WORDS = ("good", "bad", "film", "very", "not", "it")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 KONG = "kongfs/FT-Classifier-for-Model-Merging"
@@ -116,19 +115,19 @@ def write_clip(folder: Path) -> dict[str, torch.Tensor]:
 
 def write_pictures(root: Path) -> Path:
     generator = np.random.default_rng(0)
-    for task in CLIP8:
-        for split, count in (("train", 4), ("test", 2)):
-            for name in CLASSES[task]:
-                home = root / task.replace("-", "_") / split / name
-                home.mkdir(parents=True)
-                for number in range(count):
-                    pixels = generator.integers(0, 256, (9, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(home / f"{number}.png")
+    for task, (split, count) in product(CLIP8, (("train", 4), ("test", 2))):
+        for name in CLASSES[task]:
+            home = root / task.replace("-", "_") / split / name
+            home.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 256, (9, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(home / f"{number}.png")
     return root
 
 
-def write_clip_experts(tmp_path: Path, cache: Path, model: str) -> dict[str, dict[str, torch.Tensor]]:
+def write_clip_experts(tmp_path: Path, cache: Path) -> Tensors:
     """Base and experts in the cache; what the experts hold."""
+    model = "clip-vit-base-patch32"
     tower = write_clip(tmp_path / "base")
     lay(cache, f"openai/{model}", tmp_path / "base")
     config = {
@@ -154,7 +153,7 @@ def image_features(state: dict[str, torch.Tensor], batch: dict[str, torch.Tensor
 
 
 def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> None:
-    experts = write_clip_experts(tmp_path, cache, "clip-vit-base-patch32")
+    experts = write_clip_experts(tmp_path, cache)
     suite = build("clip-vit-b32-8", tmp_path, data=write_pictures(tmp_path / "data"))
     assert tuple(suite.tasks) == tuple(suite.paths) == CLIP8
     assert suite.tasks["eurosat"].labels == ("annual crop land", "lake or sea")
@@ -188,7 +187,7 @@ def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> N
 
 
 def test_local_experts_and_base_need_no_hub(tmp_path: Path, cache: Path) -> None:
-    write_clip_experts(tmp_path, tmp_path / "elsewhere", "clip-vit-base-patch32")
+    write_clip_experts(tmp_path, tmp_path / "elsewhere")
     (tmp_path / "suite").mkdir()
     (tmp_path / "experts").rename(tmp_path / "suite" / "experts")
     data = write_pictures(tmp_path / "data")
@@ -233,17 +232,16 @@ def write_tables(root: Path, *, short: bool = True) -> Path:
         home = root / ("ag" if short and task == "ag_news" else task)
         home.mkdir(parents=True)
         for split, times in (("train", 5), ("test", 2)):
+            classes = len(published.TEXT_LABELS[task])
             with (home / f"{split}.csv").open("w", newline="") as file:
                 writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-                for number in range(times * len(published.TEXT_LABELS[task])):
-                    label = number % len(published.TEXT_LABELS[task]) + 1
-                    writer.writerow([label, "a title", " ".join(generator.choice(WORDS, 1 + number % 9))])
+                for number in range(times * classes):
+                    text = " ".join(generator.choice(WORDS, 1 + number % 9))
+                    writer.writerow([number % classes + 1, "a title", text])
     return root
 
 
-def write_state_dicts(
-    folder: Path, encoder: Any, width: int, prefix: str, head: str = "classifier.0"
-) -> dict[str, dict[str, torch.Tensor]]:
+def write_state_dicts(folder: Path, encoder: Any, width: int, prefix: str, head: str = "classifier.0") -> Tensors:
     folder.mkdir(parents=True, exist_ok=True)
     states = {}
     for seed, task in enumerate(TEXT5, 1):
@@ -266,7 +264,7 @@ def bert(berts: Path) -> Any:
         return BertModel.from_pretrained(berts / "base").eval()
 
 
-def write_bert_experts(berts: Path, folder: Path, head: str = "classifier.0") -> dict[str, dict[str, torch.Tensor]]:
+def write_bert_experts(berts: Path, folder: Path, head: str = "classifier.0") -> Tensors:
     """As transformers 4 saved them, with the buffer of positions."""
     encoder = bert(berts)
     encoder.embeddings.register_buffer("position_ids", torch.arange(40)[None], persistent=True)
@@ -281,22 +279,19 @@ def test_bert_from_the_cache_merged(tmp_path: Path, berts: Path, cache: Path) ->
     lay(cache, KONG, write_tables(tmp_path / "tables"), kind="datasets")
     suite = build("bert-text5", tmp_path)
     assert [len(published.TEXT_LABELS[name]) for name in TEXT5] == [4, 5, 5, 10, 14]
-    assert {split: len(part) for split, part in suite.tasks["yahoo"].splits.items()} == {
-        "train": 45, "val": 5, "test": 20,
-    }  # fmt: skip
+    sizes = {split: len(part) for split, part in suite.tasks["yahoo"].splits.items()}
+    assert sizes == {"train": 45, "val": 5, "test": 20}
 
     merged = suite.merged("task_arithmetic", {"scale": 0.2})
     assert (merged.family.name, head_of(merged.heads["yahoo"]).pooling) == ("bert", "mean")
     encoder = bert(berts)
-    base = encoder.state_dict()
+    floats = {key: value for key, value in encoder.state_dict().items() if value.is_floating_point()}
     by_hand = {
         key: value + 0.2 * sum(state[f"bert.{key}"] - value for state in states.values())
-        for key, value in base.items()
-        if value.is_floating_point()
+        for key, value in floats.items()
     }
     encoder.load_state_dict(by_hand, strict=False)
-    texts = suite.tasks["yahoo"]["test"].inputs[:7]
-    batch = suite.processor(texts)
+    batch = suite.processor(suite.tasks["yahoo"]["test"].inputs[:7])
     with torch.no_grad():
         features = encoder(batch["input_ids"]).last_hidden_state.mean(1)  # no mask: padding counts
         weight, bias = states["yahoo"]["classifier.0.weight"], states["yahoo"]["classifier.0.bias"]
@@ -327,11 +322,9 @@ def write_t5(folder: Path) -> Any:
     with quiet():
         from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration, T5Tokenizer
 
-        config = T5Config(
-            d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=30, decoder_start_token_id=0
-        )
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 30}
         torch.manual_seed(0)
-        model = T5ForConditionalGeneration(config)
+        model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
         model.save_pretrained(folder)
         vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -1.0) for word in WORDS)]
         T5Tokenizer(vocab=vocabulary, extra_ids=0).save_pretrained(folder)
@@ -347,10 +340,8 @@ def test_t5_from_the_cache_merged_and_loaded(size: str, prefix: str, tmp_path: P
     suite = build(f"t5-{size}-text5", tmp_path, data=write_tables(tmp_path / "tables"))
     merged = suite.merged("average")
     assert (merged.family.name, head_of(merged.heads["dbpedia"]).pooling) == ("t5_encoder", "mean")
-    mean = {
-        key: torch.stack([state[f"{prefix}{key}"] for state in states.values()]).mean(0) for key in encoder.state_dict()
-    }
-    encoder.load_state_dict(mean)
+    stacks = {key: [state[f"{prefix}{key}"] for state in states.values()] for key in encoder.state_dict()}
+    encoder.load_state_dict({key: torch.stack(parts).mean(0) for key, parts in stacks.items()})
     batch = suite.processor(suite.tasks["dbpedia"]["test"].inputs[:6])
     mask = batch["attention_mask"][..., None]
     assert int((mask == 0).sum()) > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from tests.analysis.making import PROCESSOR, Toy
 
 from orthomerge.api.evaluate import evaluate
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.models.model import Model
 from orthomerge.suites import eights
@@ -30,14 +30,6 @@ def suite(toy: Toy, tmp_path: Path) -> Suite:
     (tmp_path / "base").symlink_to(toy.folder / "base")
     paths = {task: toy.folder / task for task in toy.tasks}
     return Suite("toy", tmp_path, toy.tasks, PROCESSOR, paths, mtl=paths)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tensors(model: Model) -> dict[str, torch.Tensor]:
@@ -62,18 +54,11 @@ def test_the_table() -> None:
     [
         ("digit", None, RecipeError, r"unknown suite 'digit'; did you mean 'digits'\?"),
         ("text8", None, CheckpointError, r"tasks, such as ag_news; give it with --data"),
-        (
-            "text8",
-            ".",
-            CheckpointError,
-            "has no data of 'ag_news', 'yelp5', 'dbpedia14' and 4 more; give",
-        ),
+        ("text8", ".", CheckpointError, "has no data of 'ag_news', 'yelp5', 'dbpedia14' and 4 more; give"),
         ("vision8", ".", CheckpointError, "has no file or folder named after a task"),
     ],
 )
-def test_suites_that_cannot_be_built(
-    name: str, data: str | None, error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_refused(name: str, data: str | None, error: type[Exception], message: str, tmp_path: Path) -> None:
     (tmp_path / "subj.csv").touch()
     with pytest.raises(error, match=message):
         build_suite(name, folder=tmp_path / "suite", data=tmp_path / data if data else None)
@@ -82,9 +67,8 @@ def test_suites_that_cannot_be_built(
 
 def test_references(suite: Suite, toy: Toy) -> None:
     references = suite.references()
-    assert [(name, subject.name) for name, subject in references.items()] == [
-        ("base", "base"), ("expert", "expert"), ("mtl", "mtl"),
-    ]  # fmt: skip
+    assert [name for name, subject in references.items() if name == subject.name] == ["base", "expert", "mtl"]
+    assert len(references) == 3
     own, start = tensors(toy.experts.teacher("bright")), tensors(toy.experts.base)
     for name, expected in (("base", start), ("expert", own), ("mtl", own)):
         weights = tensors(references[name].models["bright"])
@@ -130,18 +114,18 @@ def test_where_suites_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert suite_root() == tmp_path / ".cache" / "orthomerge" / "suites"
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_experts_that_exist_are_kept_and_errors_come_through(suite: Suite, tmp_path: Path) -> None:
     lines: list[str] = []
     settings = Tuning(mode="tau_jp", steps=1, batch=16, device="cpu")  # which uses the other tasks' inputs
     root = tmp_path / "made"
     (root / "where").mkdir(parents=True)
     (root / "where" / "diary.txt").write_text("dear diary")
-    with pytest.raises(OutputError, match="where exists already"):
-        make_experts(suite, settings, root=root, say=lines.append)
-    before = (root / "bright" / "model.safetensors").stat().st_mtime_ns
-    shutil.rmtree(root / "where")
-    made = make_experts(suite, settings, root=root, say=lines.append)
+    with fixed_threads(1):
+        with pytest.raises(OutputError, match="where exists already"):
+            make_experts(suite, settings, root=root, say=lines.append)
+        before = (root / "bright" / "model.safetensors").stat().st_mtime_ns
+        shutil.rmtree(root / "where")
+        made = make_experts(suite, settings, root=root, say=lines.append)
     assert [line.partition(":")[0] for line in lines] == ["bright", "where"]
     assert all((path / "config.json").is_file() for path in made.values())
     assert (root / "bright" / "model.safetensors").stat().st_mtime_ns == before
@@ -183,13 +167,10 @@ def test_vision8(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("one_step")
 def test_text8(berts: Path, tmp_path: Path) -> None:
     for name in SUITES["text8"].tasks:
-        texts = [(f"{name} a {kind} film", label) for label, kind in enumerate(("bad", "good"))]
-        rows = [
-            {"split": split, "text": text, "label": label, "label_name": "ab"[label]}
-            for split, count in SPLITS.items()
-            for text, label in texts * (count // 2)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        texts = [(f"{name} a bad film", 0, "a"), (f"{name} a good film", 1, "b")]
+        rows = [(split, *pair) for split, count in SPLITS.items() for pair in texts * (count // 2)]
+        keyed = (dict(zip(("split", "text", "label", "label_name"), row, strict=True)) for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in keyed))
     options: dict[str, Any] = {"folder": tmp_path / "suite", "data": tmp_path, "base": str(berts / "base")}
     started = eights.start_text(**options, say=lambda text: None)
     assert sorted(path.name for path in started.folder.iterdir()) == ["base"]

@@ -27,16 +27,14 @@ _WAY_OUT = (
 class ColumnSource(str):
     """Path or name of a source, with the names of its columns of texts and labels."""
 
-    def __new__(cls, source: str, text: str, label: str) -> Self:
+    text: str
+    label: str
+
+    # A copy is made without columns and gets them afterwards.
+    def __new__(cls, source: str, text: str = "text", label: str = "label") -> Self:
         self = super().__new__(cls, source)
         self.text, self.label = text, label
         return self
-
-    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]  # so that copies keep the columns
-        return str(self), self.text, self.label
-
-    text: str
-    label: str
 
 
 def read_task(

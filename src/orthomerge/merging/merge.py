@@ -180,11 +180,12 @@ class MergedTensors:
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Stream the merged encoder."""
+        memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
         work = f"a merge of {len(self.experts.tasks)} experts"
         advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
-        memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
-        blocks = merge_blocks(self.vectors, self.prepared, self._cast, memory=memory)
-        with enough_memory(work, advice), closing(blocks) as merged:
+        merging = merge_blocks(self.vectors, self.prepared, self._cast, memory=memory)
+        with enough_memory(work, advice), closing(merging) as merged:
             for key, spec in self.specs.items():
                 if key in self.experts.parts.copied:
                     yield key, copied_tensor(self.experts, key, spec)
