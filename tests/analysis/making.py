@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from orthomerge.api.merge import merge
+from orthomerge import Experts, merge
 from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Scored, Subject, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.processing import PixelProcessor
 from orthomerge.models.skeleton import quiet

@@ -132,9 +132,8 @@ def test_accuracy_over_shots() -> None:
     assert knn.high is not None
     assert (knn.low[1], knn.high[1]) == pytest.approx((70 - spread, 70 + spread))
     assert plain.y == pytest.approx((30, 30))
-    # One number of shots is no curve.
-    assert recorded.shots_figure([record("a", 0.5, shots=5)], method="ties") is None
-    assert recorded.shots_figure([], method="ties") is None
+    for few in ([record("a", 0.5, shots=5)], []):  # one number of shots is no curve
+        assert recorded.shots_figure(few, method="ties") is None
 
 
 def test_witnesses() -> None:
@@ -170,18 +169,16 @@ def test_coefficients() -> None:
     assert whole is not None
     assert (whole.rows, whole.values) == (("all layers",), ((0.3, 0.5),))
     assert recorded.coefficient_figure({}) is None
-
-
-def test_a_manifest_that_is_anybodys() -> None:
-    assert recorded.fit_figures({}) == ()
-    assert recorded.fit_figures({"fit": []}) == ()
-    assert recorded.fit_figures({"fit": {"curve": "up", "facts": {}}}) == ()
-    for odd in (3, {"a": "much"}, {"a": {"layers.0": None}}):
+    # A manifest that is anybody's
+    for fit in ([], {"curve": "up", "facts": {}}, {"facts": {"coefficients": 3}}):
+        assert recorded.fit_figures({"fit": fit}) == ()
+    for odd in ({"a": "much"}, {"a": {"layers.0": None}}):
         assert recorded.fit_figures({"fit": {"facts": {"coefficients": odd}}}) == ()
     for table in (3, {"w": 3}, {"w": {"masked": 1}}):
         assert recorded.fit_figures({"fit": {"facts": {"masked_by_tensor": table}}}) == ()
-    figures = recorded.fit_figures({"fit": {"curve": [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}],
-                                   "facts": {"coefficients": {"a": 0.3}}}})  # fmt: skip
+    assert recorded.fit_figures({}) == ()
+    curve = [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}]
+    figures = recorded.fit_figures({"fit": {"curve": curve, "facts": {"coefficients": {"a": 0.3}}}})
     assert [figure.key for figure in figures] == ["fit-loss", "coefficients"]
     assert isinstance(figures[1], Heat)
 

@@ -69,7 +69,7 @@ def test_clip_is_read_before_its_projection() -> None:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
     torch.manual_seed(0)
-    encoder = CLIPVisionModelWithProjection(CLIPVisionConfig(**OPTIONS["clip_vision"][1]))
+    encoder = CLIPVisionModelWithProjection(CLIPVisionConfig(**OPTIONS["clip_vision"]))
     rows = Rows(batch_for(family("clip"), encoder.config), "image")
     states = layer_states(encoder, family("clip"), "projection", ROWS, rows, task="toy", how=Encoding(device="cpu"))
     assert [part.shape[1] for part in states.values()] == [16, 16, 16, 8]

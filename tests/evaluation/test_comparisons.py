@@ -208,22 +208,19 @@ def test_tables(tmp_path: Path) -> None:
     assert "Comparable: the difference is less than 1 either way" in current.note
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* has 0.5000 of 400"),
-        ({"predictions": None}, "names no predictions of 'one' on 'a'; evaluate again"),
-        ({"predictions": "predictions/gone.npz"}, r"cannot read .*gone.npz: No such file"),
-        (None, "two records of 'one' on 'a' under current have seed 0"),
-    ],
-)
-def test_records_that_do_not_fit(tmp_path: Path, change: dict[str, Any] | None, message: str) -> None:
-    folder = pair(tmp_path)
-    records = read_records(folder / "records.jsonl")
-    changed = [*records, records[0]] if change is None else [replace(records[0], **change), *records[1:]]
-    write_records(folder / "records.jsonl", changed)
-    with pytest.raises(Refused, match=message):
-        compare_run(folder)
+def test_records_that_do_not_fit(tmp_path: Path) -> None:
+    records = read_records(pair(tmp_path) / "records.jsonl")
+    first = records[0]
+    cases: list[tuple[list[Record], str]] = [
+        ([replace(first, value=0.5)], r"0.npz holds 100 hits of 400 inputs, but .* has 0.5000 of 400"),
+        ([replace(first, predictions=None)], "names no predictions of 'one' on 'a'; evaluate again"),
+        ([replace(first, predictions="predictions/gone.npz")], r"cannot read .*gone.npz: No such file"),
+        ([first, first], "two records of 'one' on 'a' under current have seed 0"),
+    ]
+    for changed, message in cases:
+        write_records(tmp_path / "records.jsonl", [*changed, *records[1:]])
+        with pytest.raises(Refused, match=message):
+            compare_run(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ import pytest
 import torch
 from tests.analysis.making import Toy, task_with
 
-from orthomerge.api.analogy import analogy
-from orthomerge.api.merge import merge
-from orthomerge.api.negate import negate
+from orthomerge import Model, analogy, merge, negate
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
@@ -28,7 +26,6 @@ from orthomerge.merging.methods import METHODS
 from orthomerge.models.families import generic
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin, loaded
 from orthomerge.models.tensors import MemoryTensors
 
@@ -92,13 +89,8 @@ def test_negation_by_hand() -> None:
     # of the control's twenty only the 0.6 does: 95 %. At 0.6 its 0.65 falls too.
     said = Said()
     found = negated(span_by_hand(*LINE), said=said, title="minus target")
-    assert found.curve == (
-        NegationPoint(0.0, 8 / 8, 20 / 20),
-        NegationPoint(0.2, 7 / 8, 20 / 20),
-        NegationPoint(0.4, 5 / 8, 19 / 20),
-        NegationPoint(0.6, 4 / 8, 18 / 20),
-        NegationPoint(0.8, 4 / 8, 18 / 20),
-    )
+    right = {0.0: (8, 20), 0.2: (7, 20), 0.4: (5, 19), 0.6: (4, 18), 0.8: (4, 18)}
+    assert found.curve == tuple(NegationPoint(scale, one / 8, other / 20) for scale, (one, other) in right.items())
     assert found.scale == 0.4
     assert said.stages[2] == "minus target: scale 0.4: target 62.5, control 95.0"
     # On test inputs at 0.4: of the target only the 0.7 falls (to 0.42), of the control three 0.6 of eight inputs do.
@@ -132,7 +124,6 @@ def test_no_scale_keeps_the_control_and_several_are_one() -> None:
 def test_what_cannot_be_negated(toy: Toy) -> None:
     blind = [task_with(CONTROL, split, CONTROL[split].unlabelled()) for split in CONTROL.splits]
     cases: list[tuple[str, Sequence[Task], dict[str, Any]]] = [
-        (r"positive numbers, got -0\.1", (), {"grid": (-0.1,)}),
         *((rf"control to keep must be in \(0, 1\], got {keep}", (), {"keep": keep}) for keep in (0.0, 1.1)),
         *(("head of the target 'target' and of a control", (), {"heads": {name: HEADS[name]}}) for name in HEADS),
         ("val split of 'control' has no labels", (TARGET, blind[0]), {}),
@@ -145,16 +136,8 @@ def test_what_cannot_be_negated(toy: Toy) -> None:
     blunt = r"predict the control 'control' better.*got .* 50\.0% against 50\.0%.*; choose"
     with pytest.raises(RecipeError, match=blunt):
         negated(span_by_hand((1, 0), (-1, 0)))
-    where, more_data = toy.tasks["where"], {**toy.tasks, "other": toy.tasks["where"]}
-    verb: list[tuple[str, str, dict[str, Task], Any]] = [
-        ("'other' needs its expert.*did you mean 'where'", "other", {"other": where, "where": where}, "probe"),
-        ("no data of 'brigth'; give --data brigth=PATH", "brigth", toy.tasks, "probe"),
-        (r"unknown heads 'prob'; did you mean 'probe'", "bright", toy.tasks, "prob"),
-        ("scores 'other' with its expert's head; give its expert too", "bright", more_data, "expert"),
-    ]
-    for message, target, data, heads in verb:
-        with pytest.raises(RecipeError, match=message):
-            negate(toy.experts, target, data, heads=heads)
+    with pytest.raises(RecipeError, match="unknown heads 'prob'; did you mean 'probe'"):
+        negate(toy.experts, "bright", toy.tasks, heads="prob")  # type: ignore[arg-type]
 
 
 def accuracy(head: Any, values: torch.Tensor, labels: Any) -> float:
@@ -203,9 +186,8 @@ def test_heads_of_the_experts(toy: Toy) -> None:
     """A probe needs no expert of its task, an expert's head does."""
     found = negate(toy.experts, "bright", toy.tasks, heads="expert", grid=(0.3,), encoding=toy.encoding).search
     base = toy.experts.base.with_heads(toy.experts.heads)
-    assert {task: score.value for task, score in found.base.items()} == {
-        task: toy.encoded().score(base, task, "test").value for task in ("bright", "where")
-    }
+    wanted = {task: toy.encoded().score(base, task, "test").value for task in ("bright", "where")}
+    assert {task: score.value for task, score in found.base.items()} == wanted
     more = {**toy.tasks, "other": toy.tasks["where"]}
     found = negate(toy.experts, "bright", more, grid=(0.3,), keep=0.1, encoding=toy.encoding).search
     assert found.controls == ("where", "other")
@@ -237,9 +219,8 @@ def test_analogy_by_hand() -> None:
     # With two coefficients
     found = solved(independent=True)
     assert len(found.curve) == 16
-    assert {(point.scale, point.shift) for point in found.curve if point.accuracy == 1.0} == {
-        (scale, shift) for scale in (0.0, 0.25) for shift in (0.75, 1.0)
-    }
+    perfect = {(point.scale, point.shift) for point in found.curve if point.accuracy == 1.0}
+    assert perfect == {(0.0, 0.75), (0.0, 1.0), (0.25, 0.75), (0.25, 1.0)}
     assert (found.best.scale, found.best.shift) == (0.0, 0.75)
     assert (found.edited.value, found.unscaled.value) == (1.0, 0.25)
 
@@ -277,13 +258,9 @@ def test_analogy_is_that_of_real_merges(toy: Toy) -> None:
 
 
 def test_what_is_no_analogy(toy: Toy) -> None:
-    with pytest.raises(RecipeError, match="positive numbers, got 0"):
-        solved(grid=(0, 1))
     for split in FOURTH.splits:
         with pytest.raises(RecipeError, match=f"{split} split of 'd' has no labels"):
             solved(task_with(FOURTH, split, FOURTH[split].unlabelled()))
-    with pytest.raises(RecipeError, match="task vector of 'd' needs its expert, which was not given"):
-        analogy(toy.experts, "bright:d::where", "fourth", toy.tasks["where"])
     with pytest.raises(RecipeError, match="'where' is one of the three of the analogy; give it a new name"):
         analogy(toy.experts, "bright:where::bright", "where", toy.tasks["where"])
 
@@ -351,14 +328,13 @@ def test_agreement_needs_no_labels(toy: Toy) -> None:
 
 
 def test_mistakes(toy: Toy) -> None:
-    cases: list[tuple[str, Any, Any, str]] = [
-        ("average", toy.tasks, (1,), "'average' has no 'scale' to search"),
-        ("ties", toy.tasks, (), "needs at least one scale; give a grid"),
-        ("ties", {"wher": toy.tasks["where"]}, (1,), "data of 'wher', but no task of that name; did you mean 'where'"),
+    cases: list[tuple[str, Any, str]] = [
+        ("average", toy.tasks, "'average' has no 'scale' to search"),
+        ("ties", {"wher": toy.tasks["where"]}, "data of 'wher', but no task of that name; did you mean 'where'"),
     ]
-    for method, data, grid, message in cases:
+    for method, data, message in cases:
         with pytest.raises(RecipeError, match=message):
-            search_scale(toy.experts, method, data, grid=grid)
+            search_scale(toy.experts, method, data, grid=(1,))
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.analysis.making import CHEAP, COUNTS, CURRENT, PROCESSOR, PROTOCOLS, Toy, only, same_predictions, task_with
 
+from orthomerge import Model, export
 from orthomerge.alignment.aligners import make_aligner
-from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples, Split, Task, few_shot
 from orthomerge.evaluation.encoded import EncodedTasks
@@ -26,7 +26,6 @@ from orthomerge.models import encoding
 from orthomerge.models.encoding import extract
 from orthomerge.models.features import FeatureCache, FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, Linear, head_of
-from orthomerge.models.model import Model
 from orthomerge.models.skeleton import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
@@ -78,15 +77,13 @@ def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
     assert best > 0.8 > lost  # something is lost by merging, or these tests see nothing
 
 
-def test_what_a_model_has_seen_stays_with_it(toy: Toy) -> None:
+def test_what_a_model_has_seen_stays_with_it_and_the_same_protocol_twice(toy: Toy) -> None:
     protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, access="transductive")]
     rows = lines(item.record for item in toy.scored([toy.average(access="transductive")], protocols))
     assert {line.way.access for line in rows} == {"transductive"}
     titles = ("epochs=2, from train", "epochs=3, from train", "epochs=2")
     assert [line.way.title for line in rows] == [*(f"aligned-c, {title}" for title in titles), "joint"]
-
-
-def test_the_same_protocol_twice(toy: Toy) -> None:
+    # The same protocol twice
     plain = replace(ALIGNED, access="transductive", models=("average",))
     twice = [plain, replace(plain, seeds=3, support="val")]  # this access takes its support from test anyway
     with pytest.raises(RecipeError, match=r"two protocols score 'average' in the same way: aligned-c, epochs=2 .trans"):

@@ -177,7 +177,7 @@ def test_choices_take_the_first_of_equals() -> None:
             choices(torch.zeros(shape))
 
 
-def test_no_input_is_lost_between_blocks() -> None:
+def test_no_input_is_lost_between_blocks_or_by_a_classifier() -> None:
     head = Head(Linear(torch.tensor([[1.0], [-1.0]])), ("plus", "minus"))
     values = torch.arange(-10_000, 10_000).float()[:, None]
     predicted = predict(head, values)
@@ -185,8 +185,6 @@ def test_no_input_is_lost_between_blocks() -> None:
     assert int(predicted.sum()) == 10_000
     assert torch.equal(logits_of(head, values), head(values))
 
-
-def test_a_classifier_that_loses_inputs() -> None:
     class Short:
         labels = ("a", "b")
 
@@ -195,12 +193,6 @@ def test_a_classifier_that_loses_inputs() -> None:
 
     with pytest.raises(IncompatibleError, match=r"must give logits \(5, 2\) for 5 inputs, got \(4, 2\)"):
         predict(Short(), torch.zeros(5, 3))
-
-
-@pytest.mark.parametrize(("one", "other"), [((3,), (4,)), ((0,), (0,)), ((2, 1), (2, 1))])
-def test_lists_that_do_not_match(one: tuple[int, ...], other: tuple[int, ...]) -> None:
-    with pytest.raises(IncompatibleError, match="predictions and labels must be two lists of the same length"):
-        counted(torch.zeros(one), torch.zeros(other))
 
 
 @pytest.mark.parametrize(
@@ -222,3 +214,6 @@ def test_an_accuracy_with_its_interval() -> None:
     predicted, labels = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 0])
     assert metrics.hits(predicted, labels).tolist() == [True, True, True, False]
     assert counted(predicted, labels) == metrics.Score(0.75, *wilson(3, 4), examples=4)
+    for one, other in (((3,), (4,)), ((0,), (0,)), ((2, 1), (2, 1))):
+        with pytest.raises(IncompatibleError, match="predictions and labels must be two lists of the same length"):
+            counted(torch.zeros(one), torch.zeros(other))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.metadata import EntryPoint
+from itertools import product
 from typing import Any
 
 import pytest
@@ -113,16 +114,13 @@ class TestProbe:
             Probe(steps=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("knn", "'knn' needs labels of its support inputs, got none; use a labelled split"),
-        ("aligned-c", "an aligner needs features of its support inputs by the model and the expert, got none"),
-    ],
-)
-def test_evidence_that_is_not_enough(name: str, message: str) -> None:
-    for support in (None, support_of(torch.ones(4, 2))):
-        with pytest.raises(RecipeError, match=message):
+def test_evidence_that_is_not_enough() -> None:
+    messages = {
+        "knn": "'knn' needs labels of its support inputs, got none; use a labelled split",
+        "aligned-c": "an aligner needs features of its support inputs by the model and the expert, got none",
+    }
+    for name, support in product(messages, (None, support_of(torch.ones(4, 2)))):
+        with pytest.raises(RecipeError, match=messages[name]):
             EvaluationProtocol(name).builder().build(Evidence(linear_head(torch.ones(3, 2)), support))
 
 

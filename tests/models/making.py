@@ -33,22 +33,15 @@ CLIP = {
     "projection_dim": 8,
     "num_labels": LABELS,
 }
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertConfig", {**BERT, **TEXT}),
-    "roberta": ("RobertaConfig", {**BERT, **TEXT}),
-    "xlm_roberta": ("XLMRobertaConfig", {**BERT, **TEXT}),
-    "camembert": ("CamembertConfig", {**BERT, **TEXT}),
-    "distilbert": ("DistilBertConfig", {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **TEXT}),
-    "electra": ("ElectraConfig", {**BERT, **TEXT, "embedding_size": 8}),
-    "deberta_v2": ("DebertaV2Config", {**BERT, **TEXT, "relative_attention": True, "type_vocab_size": 2}),
-    "t5": ("T5Config", {**T5, **TEXT}),
-    "t5_encoder": ("T5Config", {**T5, **TEXT}),
-    "vit": ("ViTConfig", {**BERT, **IMAGE, "num_labels": LABELS}),
-    "deit": ("DeiTConfig", {**BERT, **IMAGE, "num_labels": LABELS}),
-    "dinov2": ("Dinov2Config", {**BERT, **IMAGE, "num_labels": LABELS}),
-    "clip": ("CLIPConfig", CLIP),
-    "clip_vision": ("CLIPVisionConfig", {**BERT, **IMAGE, "projection_dim": 8}),
-    "clip_classifier": ("CLIPConfig", CLIP),
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {**BERT, **TEXT} for name in ("bert", "roberta", "xlm_roberta", "camembert")},
+    "distilbert": {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **TEXT},
+    "electra": {**BERT, **TEXT, "embedding_size": 8},
+    "deberta_v2": {**BERT, **TEXT, "relative_attention": True, "type_vocab_size": 2},
+    **{name: {**T5, **TEXT} for name in ("t5", "t5_encoder")},
+    **{name: {**BERT, **IMAGE, "num_labels": LABELS} for name in ("vit", "deit", "dinov2")},
+    **dict.fromkeys(("clip", "clip_classifier"), CLIP),
+    "clip_vision": {**BERT, **IMAGE, "projection_dim": 8},
 }
 
 
@@ -58,8 +51,8 @@ def build(class_name: str, family_name: str, seed: int = 0) -> Any:
     with quiet():
         import transformers
 
-        config_class, options = OPTIONS[family_name]
-        model = getattr(transformers, class_name)(getattr(transformers, config_class)(**options))
+        model_class = getattr(transformers, class_name)
+        model = model_class(model_class.config_class(**OPTIONS[family_name]))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         # Larger than stock initial values, biases included, so that nothing goes unnoticed.

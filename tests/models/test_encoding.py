@@ -6,10 +6,9 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.models.making import build, flip_a_bit
 
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, OutputError, RecipeError
-from orthomerge.data.task import Examples, Modality
+from orthomerge.data.task import Examples
 from orthomerge.models.encoding import Encoding, _order, extract
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
@@ -109,9 +108,7 @@ def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module) -> None:
         narrow = film(bert, precision=precision).values
         assert narrow.dtype == torch.float32
         assert 0 < (film(bert).values - narrow).abs().max() < 0.1
-
-
-def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) -> None:
+    # Training under the caller's own autocast goes on.
     weight = bert.get_parameter("encoder.layer.0.output.dense.weight")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         film(bert, precision="bfloat16")
@@ -120,26 +117,19 @@ def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) 
     assert gradient.abs().sum() > 0
 
 
-@dataclass
-class Numbers:
-    """A processor of rows of numbers."""
-
-    modality: ClassVar[Modality] = "image"
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        assert not torch.is_autocast_enabled("cpu")
-        return {"x": torch.tensor(np.stack(inputs), dtype=torch.float32)}
-
-    def digest(self) -> str:
-        return "numbers"
+def numbers(inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Process rows of numbers."""
+    assert not torch.is_autocast_enabled("cpu")
+    return {"x": torch.tensor(np.stack(inputs), dtype=torch.float32)}
 
 
 def run(change: Any, precision: Any = "float32") -> Features:
     """Features of an encoder that gives its input back, changed."""
     examples = Examples(list(np.arange(14).reshape(7, 2)), None, "val")
-    how, encoder = Encoding(None, "cpu", precision, batch=3), torch.nn.Module()
+    how, processor = Encoding(None, "cpu", precision, batch=3), Mock(modality="image", side_effect=numbers)
+    encoder = torch.nn.Module()
     encoder.forward = lambda **batch: change(batch["x"])
-    return extract(encoder, generic(""), "output", examples, Numbers(), task="toy", how=how)
+    return extract(encoder, generic(""), "output", examples, processor, task="toy", how=how)
 
 
 def test_by_hand() -> None:
@@ -178,7 +168,7 @@ def test_features_that_are_refused(change: Any, error: type[Exception], message:
 
 
 OPTIONS: dict[str, tuple[str, Any]] = {
-    "unknown precision 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
+    "'precision' must be float32, bfloat16 or float16, got 'bf16'; did you mean 'bfloat16'": ("precision", "bf16"),
     "'batch' must be at least 1, got 0": ("batch", 0),
     "family 'bert' has no pooling 'clss'; did you mean 'cls'": ("pooling", "clss"),
     "the test split of 'film' is empty": ("examples", Examples([], None, "test")),

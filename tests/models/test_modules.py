@@ -80,16 +80,13 @@ def test_what_does_not_fit_is_refused(
     assert capfd.readouterr() == ("", "")
 
 
-def test_optional_weights_may_be_left_over() -> None:
+def test_a_pooler_may_be_left_over_or_missing() -> None:
     """The stock classifier builds RoBERTa without pooler; pre-trained models have one."""
     model = build("RobertaModel", "roberta", 0)
     tensors = dict(model.state_dict()) | {"embeddings.position_ids": torch.arange(512)[None]}
     assert "pooler.dense.weight" in tensors
     built = module(encoder_config(model.config.to_dict(), family("roberta")), tensors, family("roberta"))
     assert not any("pooler" in name for name in built.state_dict())
-
-
-def test_what_is_built_without_a_pooler_or_not_at_all() -> None:
     config, tensors = parts()
     built = module(config, {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     batch = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
@@ -214,16 +211,12 @@ def test_features_are_kept_by_all_that_they_depend_on(texts: om.Model, berts: Pa
     assert entries(how=replace(how, precision="bfloat16")) == 6
 
 
-NO_TEXTS = ((3, "int"), (["a", None], "NoneType"), (b"a film", "int"))
-NO_PICTURES = (np.zeros((8, 8, 3)), np.zeros((2, 8, 8, 3), dtype=np.uint8), 3)
-
-
 def test_refused(texts: om.Model, images: om.Model, tmp_path: Path) -> None:
     values: Any
-    for values, kind in NO_TEXTS:
+    for values, kind in ((3, "int"), (["a", None], "NoneType"), (b"a film", "int")):
         with pytest.raises(RecipeError, match=f"reads texts, got {kind}"):
             texts.predict(values)
-    for values in NO_PICTURES:
+    for values in (np.zeros((8, 8, 3)), np.zeros((2, 8, 8, 3), dtype=np.uint8), 3):
         with pytest.raises(RecipeError, match="an image must be a path, a PIL image or uint8 pixels"):
             images.predict(values)
     with pytest.raises(RecipeError, match="there is no task 'tow'; did you mean 'two'"):

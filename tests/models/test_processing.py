@@ -106,10 +106,9 @@ def test_grey_becomes_rgb(tmp_path: Path) -> None:
     assert batch["pixel_values"].shape == (3, 3, 8, 8)
     assert torch.allclose(batch["pixel_values"][0], torch.tensor(2.0))
     assert torch.allclose(batch["pixel_values"][1], torch.tensor(-2.0))
-    processor = images(tmp_path, 1)
-    assert processor([np.zeros((8, 8), np.uint8)])["pixel_values"].shape == (1, 1, 8, 8)
+    assert images(tmp_path, 1)([grey])["pixel_values"].shape == (1, 1, 8, 8)
     with pytest.raises(IncompatibleError, match="reads images with 1 channel, got 3"):
-        processor([np.zeros((8, 8, 3), np.uint8)])
+        images(tmp_path, 1)([np.zeros((8, 8, 3), np.uint8)])
 
 
 def test_image_processors_that_are_refused(tmp_path: Path) -> None:
@@ -123,10 +122,10 @@ def test_image_processors_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_image_processors_in_other_places(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"image_size": 6, "num_channels": 1}}))
-    assert load_processor(tmp_path, modality="image") == PixelProcessor(6, channels=1)
-    (tmp_path / "config.json").write_text(json.dumps({"image_size": [6, 4]}))
-    assert load_processor(tmp_path, modality="image") == PixelProcessor((6, 4))
+    grey: dict[str, Any] = {"vision_config": {"image_size": 6, "num_channels": 1}}
+    for config, expected in ((grey, PixelProcessor(6, channels=1)), ({"image_size": [6, 4]}, PixelProcessor((6, 4)))):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert load_processor(tmp_path, modality="image") == expected
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": VIT}))
     assert isinstance(load_processor(tmp_path, modality="image"), ImageProcessor)
 

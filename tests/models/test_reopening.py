@@ -133,11 +133,6 @@ OPENING: dict[str, tuple[str, object]] = {
     r"'missing' must be error \| base, got 'zero'": ("missing", "zero"),
     r"opening: unknown option 'more'": ("more", 1),
 }
-LOCALS: tuple[dict[str, Any], ...] = (
-    {},
-    {"places": [], "inputs": {}},
-    {"places": {"two": {"relative": "x"}}, "inputs": {}},
-)
 
 
 def test_damaged_records(world: Path) -> None:
@@ -147,7 +142,8 @@ def test_damaged_records(world: Path) -> None:
         path.write_text(json.dumps({**manifest, "opening": {**manifest["opening"], key: value}}))
         with pytest.raises(RecipeError, match=message):
             reopen_experts(om.load(world / "out"))
-    for document in LOCALS:
+    damaged: list[Any] = [{}, {"places": [], "inputs": {}}, {"places": {"two": {"relative": "x"}}, "inputs": {}}]
+    for document in damaged:
         (world / "out" / LOCAL).write_text(json.dumps(document))
         with pytest.raises(CheckpointError, match=r"orthomerge\.local\.json is damaged; remove it"):
             om.load(world / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -35,12 +36,12 @@ def test_the_layout(merged: Path, berts: Path) -> None:
     """Nothing of this machine is in what is published."""
     small = {"head.safetensors", "config.json", "model.safetensors.index.json"}
     linked = {"encoder.safetensors", "vocab.txt", "tokenizer_config.json"}
-    assert {path.name for path in merged.iterdir()} == {"README.md", "orthomerge.json", LOCAL, *linked, *NAMES}
+    assert {path.name for path in merged.iterdir()} == {"README.md", MANIFEST, LOCAL, *linked, *NAMES}
     for task in NAMES:
         assert {path.name for path in (merged / task).iterdir()} == small | linked
         assert all((merged / task / name).readlink() == Path("..") / name for name in linked)
     files = contents(merged)
-    assert set(read_manifest(merged)["files"]) == set(files) - {"orthomerge.json", LOCAL}
+    assert set(read_manifest(merged)["files"]) == set(files) - {MANIFEST, LOCAL}
     assert [name for name, data in files.items() if str(berts).encode() in data] == [LOCAL]
 
 
@@ -130,9 +131,6 @@ def test_a_task_with_the_name_of_a_file(task: str, berts: Path, tmp_path: Path) 
         model.save(tmp_path / "out")
 
 
-# Copies
-
-
 @pytest.mark.parametrize("command", ["cp -r out copy", "cp -rL out copy", "mkdir copy; tar c out | tar x -C copy"])
 def test_a_copy_verifies_and_loads(command: str, out: Path, merged: Path) -> None:
     subprocess.run(command, shell=True, cwd=out.parent, check=True)
@@ -167,7 +165,7 @@ def test_what_is_loaded_is_what_was_verified(out: Path) -> None:
 
 
 def test_a_folder_of_the_first_version(out: Path) -> None:
-    (out / "orthomerge.json").write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
+    (out / MANIFEST).write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
     for call in (om.load, verify_folder):
         with pytest.raises(CheckpointError, match=r"was written by orthomerge 0\.1\.0, .*; merge again"):
             call(out)
@@ -180,8 +178,7 @@ GONE: Any = object()
 
 def change(out: Path, *changes: tuple[str | tuple[str, ...], Any]) -> None:
     """Give values of the manifest another value, or none; their keys are separated by spaces."""
-    path = out / "orthomerge.json"
-    document = json.loads(path.read_text())
+    document = json.loads((out / MANIFEST).read_text())
     for keys, value in changes:
         *above, last = keys.split() if isinstance(keys, str) else keys
         place = document
@@ -190,7 +187,7 @@ def change(out: Path, *changes: tuple[str | tuple[str, ...], Any]) -> None:
         place[last] = value
         if value is GONE:
             del place[last]
-    path.write_text(json.dumps(document))
+    (out / MANIFEST).write_text(json.dumps(document))
 
 
 DAMAGE: list[tuple[str, Any, str]] = [
@@ -352,22 +349,22 @@ def test_a_head_of_two_layers_is_read(out: Path) -> None:
 
 
 def test_companions_in_the_hubs_cache(tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--a--b/snapshots/0", tmp_path / "models--a--b/blobs"
-    (snapshot / "topic").mkdir(parents=True)
-    blobs.mkdir()
-    (blobs / "1").write_text("x")
+    snapshot, blob = tmp_path / "models--a--b/snapshots/0", tmp_path / "models--a--b/blobs/1"
+    for folder in (snapshot / "topic", blob.parent):
+        folder.mkdir(parents=True)
+    blob.write_text("x")
     for folder, up in ((snapshot, "../.."), (snapshot / "topic", "../../..")):
         (folder / "vocab.txt").symlink_to(f"{up}/blobs/1")
         assert companions(folder) == [folder / "vocab.txt"]
 
 
-def test_companions_are_checked(tmp_path: Path) -> None:
+def test_companions_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").symlink_to("words")
     with pytest.raises(CheckpointError, match=r"vocab\.txt is a link to nothing; fetch the file again"):
         companions(tmp_path)
     (tmp_path / "words").write_text("x")
     assert companions(tmp_path) == [tmp_path / "vocab.txt"]
-    with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate((64 << 20) + 1)
+    (tmp_path / "tokenizer.json").touch()
+    os.truncate(tmp_path / "tokenizer.json", (64 << 20) + 1)
     with pytest.raises(CheckpointError, match=r"json must have at most 67108864 bytes, .*, got 67108865; fetch it"):
         companions(tmp_path)

@@ -93,10 +93,13 @@ HELD = [(SHARED,), TWINS, TWINS[::-1], TWINS[:1], TWINS[1:], (SHARED, *TWINS), (
 def test_tied_weights_are_kept_once(held: tuple[str, ...], prefix: str) -> None:
     """In a base and in an expert: the shared tensor, or the first of its twins."""
     kept, block = SHARED if SHARED in held else held[0], "encoder.block.0.weight"
-    tensors = specs(*(prefix + name for name in (*held, block)))
-    for split in (split_base(tensors, T5), split_expert(tensors, T5, specs(SHARED, block), pooling="eos")):
+    base = specs(*(prefix + name for name in (*held, block)))
+    tuned = base | specs(f"{prefix}lm_head.weight")
+    splits = split_base(base, T5), split_expert(tuned, T5, specs(SHARED, block), pooling="eos")
+    for tensors, split in zip((base, tuned), splits, strict=True):
         assert split.names == {SHARED: prefix + kept, block: prefix + block}
-        assert split.left_out == {prefix + name: "tied to shared.weight" for name in held if name != kept}
+        tied = {name for name, why in split.left_out.items() if why == "tied to shared.weight"}
+        assert tied == {prefix + name for name in held if name != kept}
         accounted(split, tensors)
 
 
@@ -181,7 +184,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
 
-def test_heads_of_two_layers() -> None:
+def test_heads_of_two_layers_and_under_other_names() -> None:
     layout = ROBERTA.head
     assert layout is not None
     tensors = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(*layout.parts().values())
@@ -189,9 +192,7 @@ def test_heads_of_two_layers() -> None:
     assert split.head == layout.parts()
     assert split.head["hidden.bias"] == "classifier.dense.bias"
     accounted(split, tensors)
-
-
-def test_a_head_under_another_name() -> None:
+    # Under another name.
     tensors = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
     split = expert(tensors, layout=HeadLayout(("fc",)))
     assert split.head == {"weight": "module.fc.weight"}

@@ -33,12 +33,6 @@ def merged(models: Path) -> om.Model:
     return om.merge({name: models / name for name in ("two", "three")}, "average", base=models / "base")
 
 
-def write_other_weights(folder: Path) -> None:
-    tensors = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
-    torch.save(tensors, folder / "adapter_model.bin")
-
-
 # What a config may ask for; none of it has an effect, or reaches an output.
 KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_attn_implementation_internal")
 SWITCHES = ("torchscript", "output_hidden_states", "output_attentions", "gradient_checkpointing")
@@ -65,7 +59,9 @@ def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: P
     plain = merged(models)
     before = plain.predict("a good film")
     for folder in (models / "base", models / "two"):
-        write_other_weights(folder)
+        tensors = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
+        torch.save(tensors, folder / "adapter_model.bin")
     change_json(models / role / "config.json", **OPTIONS)
     change_json(models / "base/tokenizer_config.json", name_or_path="org/name")
     model = merged(models)

@@ -102,9 +102,8 @@ def test_what_a_name_says_is_never_markup(tmp_path: Path) -> None:
 def test_a_number_and_its_interval_are_one() -> None:
     interval = {"won": 23.13, "won, low": 21.67, "won, high": 24.6}
     numbers = {**interval, "cosine": -0.0927, "alone, low": 1.0, "n": 1168, "0": 0}
-    assert numbers_of(numbers) == [
-        ("won", "23.1 (21.7 to 24.6)"), ("cosine", "-0.0927"), ("alone, low", "1.00"), ("n", "1,168"), ("0", "0"),
-    ]  # fmt: skip
+    shown = {"won": "23.1 (21.7 to 24.6)", "cosine": "-0.0927", "alone, low": "1.00", "n": "1,168", "0": "0"}
+    assert numbers_of(numbers) == list(shown.items())
 
 
 def test_half_a_character_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -187,7 +186,6 @@ REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (write("records.jsonl", ""), CheckpointError, "is empty: there is nothing to report"),
     (of_another_metric, RecipeError, "'metric' must be accuracy, got 'calibration'"),
     (write("notes.json", "{"), CheckpointError, "notes.json is not JSON"),
-    (write("notes.json", "[1]"), CheckpointError, "must be a list of strings"),
     (lambda run: (run / "notes.json").symlink_to("/proc/self/mem"), CheckpointError, "cannot read"),
     (write("run.json", "["), RecipeError, "run.json is not JSON"),
     (write("run.json", '{"comand": ""}'), RecipeError, "did you mean 'command'"),

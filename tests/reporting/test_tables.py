@@ -74,7 +74,7 @@ def test_forms_of_a_table(form: str, snapshot: SnapshotAssertion) -> None:
     assert forms[form] == snapshot
 
 
-def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
+def test_csv_has_numbers_and_the_intervals_of_every_task_and_columns_of_seeds() -> None:
     board = boards(RUN, compared())[1]
     rows = list(csv.DictReader(io.StringIO(board_csv(board))))
     assert float(rows[1]["mean"]) == pytest.approx(60)
@@ -82,14 +82,12 @@ def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
     assert float(rows[1]["b low"]) == pytest.approx(56)
     assert rows[1]["b examples"] == "100"
     assert rows[0]["sd"] == ""
-    (first, second) = csv.DictReader(io.StringIO(comparisons_csv(compared())))
+    first, second = csv.DictReader(io.StringIO(comparisons_csv(compared())))
     assert (first["method"], first["against"], second["worse_on"]) == ("average", "ties", "b")
     assert float(second["difference"]) == pytest.approx(-30)
-
-
-def test_several_seeds_have_their_columns() -> None:
-    rows = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
-    table = board_table(boards(rows)[0])
+    # Several seeds have columns of their own.
+    drawn = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
+    table = board_table(boards(drawn)[0])
     assert table.names[-4:] == ("sd", "worst", "seeds", "extra")
     assert table.texts[0][-4:] == ("14.1", "50.0", "2", "0")
 

@@ -62,10 +62,9 @@ def test_every_engine_makes_the_same(berts: Path, tmp_path: Path, monkeypatch: p
         "PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(SOURCE))),
         "PATH": os.pathsep.join((str(Path(parsl.__file__).parents[4] / "bin"), os.environ["PATH"])),
     }
-    words = ["-m", "orthomerge", "run", str(recipe), "--out", "cluster", "--on", "cluster:executor"]
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=tmp_path, env={**os.environ, **search}, stderr=subprocess.PIPE, text=True
-    ) as cluster:
+    words = f"{sys.executable} -m orthomerge run {recipe} --out cluster --on cluster:executor".split()
+    how: Any = {"cwd": tmp_path, "env": {**os.environ, **search}, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **how) as cluster:
         orthomerge.run(recipe, out=tmp_path / "alone")
         monkeypatch.chdir(tmp_path)
         for name in ("random", "torch", "socket", "orthomerge"):  # nothing is imported from the working directory
@@ -172,14 +171,13 @@ def test_the_first_error_ends_the_run(work: Work, tmp_path: Path, on: str) -> No
     assert work.store.get("d" * 64) is None
 
 
-class Silent(Serial):
-    """Never answers for one artifact, nor that it was cancelled, as Ray does not."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return Future() if args[1].name == "silent" else super().submit(fn, *args, **kwargs)
-
-
 def test_nothing_is_awaited_that_was_cancelled(work: Work, tmp_path: Path) -> None:
+    class Silent(Serial):
+        """Never answers for one artifact, nor that it was cancelled, as Ray does not."""
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future() if args[1].name == "silent" else super().submit(fn, *args, **kwargs)
+
     failing = Artifact("b" * 64, "failing", make, (), {"log": str(tmp_path / "log"), "error": "no such thing"})
     with pytest.raises(ArtifactError, match="no such thing"):
         list(drive([Artifact("a" * 64, "silent", make), failing], work, engine_of(Silent)))

@@ -34,14 +34,9 @@ check_base: false
 """
 
 
-def write(folder: Path, text: str | bytes) -> Path:
-    path = folder / "recipe.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 def read(folder: Path, text: str | bytes) -> Recipe:
-    return read_recipe(write(folder, text))
+    (folder / "recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_recipe(folder / "recipe.yaml")
 
 
 def test_a_full_recipe(tmp_path: Path) -> None:
@@ -57,9 +52,6 @@ def test_a_full_recipe(tmp_path: Path) -> None:
     assert (recipe.check_base, recipe.vector, recipe.family) == (False, None, None)
     assert recipe.absolute() == recipe
     assert read(tmp_path, "experts: {a: org/a}") == Recipe({"a": "org/a"})
-
-
-# Paths
 
 
 def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +85,6 @@ def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monk
     for out in ("/abs/out", "~/out", "~nobody-of-this-name/out"):
         assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
 
-
-# Files and their content
 
 WRONG: dict[str, tuple[bytes | str, str]] = {
     "empty": (b"", "recipe.yaml must be a mapping of options, got NoneType"),

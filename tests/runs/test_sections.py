@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Diagnose, Evaluate, Report, Scoring, protocols_of
 
@@ -16,12 +15,6 @@ def read(folder: Path, text: str) -> Recipe:
     path = folder / "recipe.yaml"
     path.write_text(f"experts: {{a: org/a}}\n{text}\n")
     return read_recipe(path)
-
-
-def read_protocols(folder: Path, text: str) -> list[EvaluationProtocol]:
-    block = read(folder, text).evaluate
-    assert block is not None
-    return protocols_of(block.scorings, block.support)
 
 
 SCORED = "evaluate: {data: {a: x.csv}, protocols: [%s]}"
@@ -54,7 +47,7 @@ report: {title: x}"""
     assert recipe.diagnose == Diagnose("ridge", points=10, scales=True)
     assert recipe.report == Report("x")
     assert recipe.absolute() == recipe
-    protocols = read_protocols(tmp_path, text)
+    protocols = protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
@@ -100,13 +93,8 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}", "'scales' merges again, which needs a base"),
         ("diagnose: true", "'diagnose' needs data: give a section 'evaluate' too"),
         ("report: {title: x}", "'report' needs data"),
-        # Names that tables do not have
-        (SCORED % "knm", "unknown protocol 'knm'; did you mean 'knn'"),
-        (SCORED % "{aligner: ridgee}", "unknown aligner 'ridgee'; did you mean 'ridge'"),
-        (SCORED % "{aligner: ridge, options: {strenght: 1}}", "did you mean 'strength'"),
-        (SCORED % "{aligner: surgery, options: {seed: 3}}", "surgery: the seed is that of .*; leave 'seed' out"),
     ],
 )
 def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        read_protocols(tmp_path, block)
+        read(tmp_path, block)

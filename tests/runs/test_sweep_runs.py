@@ -52,9 +52,8 @@ def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
     assert {record.split for record in records} == {"test"}
     assert {record.split for record in read_records(run / "validation.jsonl")} == {"val"}
     few = [record for record in records if record.method == "dare drop=0.5 scale=0.4" and record.shots == 2]
-    assert sorted((record.task, record.seed, record.parameters["seed"]) for record in few) == [
-        ("three", 0, 0), ("three", 1, 1), ("two", 0, 0), ("two", 1, 1)
-    ]  # fmt: skip
+    drawn = sorted((record.task, record.seed, record.parameters["seed"]) for record in few)
+    assert drawn == [("three", 0, 0), ("three", 1, 1), ("two", 0, 0), ("two", 1, 1)]
     page = (run / "report.html").read_text()
     for name in ("task_arithmetic scale=0.4", "dare drop=0.5 scale=0.4", "Two words"):
         assert name in page
@@ -108,9 +107,8 @@ def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
     recipe.write_text(RUN.replace("scales: [0.4]", "scales: [0.4, 0.9]"))
     swept, after = sweep(recipe, run), times(run)
     assert {name: after[name] for name in before} == before
-    assert after.keys() - before.keys() == {
-        "task_arithmetic-scale=0.9", "dare-drop=0.5-scale=0.9", "dare-drop=0.5-scale=0.9-seed1"
-    }  # fmt: skip
+    new = {"task_arithmetic-scale=0.9", "dare-drop=0.5-scale=0.9", "dare-drop=0.5-scale=0.9-seed1"}
+    assert after.keys() - before.keys() == new
     assert (swept.done, swept.found, swept.cells) == (3, 5, 2 * (4 + 6))
     recipe.write_text(RUN)
     assert sweep(recipe, run).done == 0
@@ -151,11 +149,8 @@ def test_what_might_pass_is_tried_again(berts: Path, tmp_path: Path, monkeypatch
 
 def test_the_command_line(berts: Path, tmp_path: Path) -> None:
     recipe, run = lay_out(berts, tmp_path, SMALL), tmp_path / "run"
-    assert call("run", recipe, "--out", run, "--list").stdout.splitlines() == [
-        "average, current (data-free), seed 0",
-        "task_arithmetic scale=0.5, current (data-free), seed 0",
-        "2 cells",
-    ]
+    listed = [f"{name}, current (data-free), seed 0" for name in NAMES]
+    assert call("run", recipe, "--out", run, "--list").stdout.splitlines() == [*listed, "2 cells"]
     assert not run.exists()
     assert len(json.loads(call("run", recipe, "--list", "--json").stdout)) == 2
     done = call("run", recipe, "--out", run)

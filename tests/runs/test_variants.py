@@ -92,9 +92,8 @@ def test_mistakes(berts: Path, tmp_path: Path, block: str, more: str, message: s
 def test_a_sweep_needs_its_blocks(berts: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="'sweep' needs data: give a section 'evaluate' too"):
         Recipe({"a": "b"}, sweep=Sweep())
-    path = lay_out(berts, tmp_path, SHARED)
     with pytest.raises(RecipeError, match="the recipe has no section 'sweep'; add one"):
-        check_sweep(read_recipe(path))
+        check_sweep(read_recipe(lay_out(berts, tmp_path, SHARED)))
     recipe = read(tmp_path, "{methods: [average], aligners: [none]}")
     assert recipe.evaluate is not None
     wrong = replace(recipe, evaluate=replace(recipe.evaluate, against="averge"))

@@ -33,7 +33,7 @@ def tasks() -> dict[str, Task]:
     return digit_tasks()
 
 
-def rows(task: Task, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def rows(task: Task, split: str) -> tuple[Any, Any]:
     part = task[split]
     assert part.labels is not None
     return np.stack(list(part.inputs)).astype(int), part.labels

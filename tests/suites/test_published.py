@@ -18,12 +18,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from tests.models.making import write_tokenizer
 
-from orthomerge import load
+from orthomerge import Model, load
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.heads import head_of
 from orthomerge.models.manifest import read_manifest
-from orthomerge.models.model import Model
-from orthomerge.models.opening import Expert
+from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import quiet
 from orthomerge.models.zero_shot import zero_shot_head
@@ -84,9 +83,6 @@ def build(name: str, tmp_path: Path, *, data: Path | None = None, base: str | No
     return build_suite(name, folder=tmp_path / "suite", data=data, base=base, device="cpu", say=lambda text: None)
 
 
-# CLIP
-
-
 def clip_model() -> Any:
     with quiet():
         from transformers import CLIPConfig, CLIPModel
@@ -109,8 +105,8 @@ def write_clip(folder: Path) -> dict[str, torch.Tensor]:
         "image_std": [0.27, 0.26, 0.28],
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    state = model.state_dict()
-    return {key: state[key].clone() for key in state if key.startswith("vision_model.") and "position_ids" not in key}
+    tower = {key: value for key, value in model.state_dict().items() if key.startswith("vision_model.")}
+    return {key: value.clone() for key, value in tower.items() if "position_ids" not in key}
 
 
 def write_pictures(root: Path) -> Path:
@@ -204,11 +200,9 @@ def test_clip_faults(tmp_path: Path, cache: Path) -> None:
     write_clip(tmp_path / "base")
     with pytest.raises(CheckpointError, match="has no file or folder named after a task \\('sun397'"):
         build("clip-vit-b32-8", tmp_path, data=tmp_path, base=str(tmp_path / "base"))
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    save_file({"w": torch.ones(1)}, bare / "model.safetensors")
+    (tmp_path / "base" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"must be a folder with weights and a config.json"):
-        build_suite("clip-vit-b32-8", folder=tmp_path / "other", base=str(bare), say=lambda text: None)
+        build_suite("clip-vit-b32-8", folder=tmp_path / "other", base=str(tmp_path / "base"), say=lambda text: None)
 
 
 def test_templates_have_one_blank_and_class_names_are_words() -> None:
@@ -220,9 +214,6 @@ def test_templates_have_one_blank_and_class_names_are_words() -> None:
     assert class_names("mnist", ["0", "7"]) == ("0", "7")
     with pytest.raises(RecipeError, match=r"classes of 'gtsrb' must be named in words, .*, got '00000', '00001'"):
         class_names("gtsrb", ["00000", "00001"])
-
-
-# Texts
 
 
 def write_tables(root: Path, *, short: bool = True) -> Path:
@@ -312,9 +303,7 @@ def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
     assert suite.processor.digest() == f"halves-{suite.processor.inner.digest()}"
     opening = suite.experts.opening
     assert opening.pooling == "mean"
-    head = opening.experts["ag_news"].head
-    assert head is not None
-    assert head.layers == ("classifier",)  # as it is in these files
+    assert opening.experts["ag_news"].head == HeadNames(("classifier",))  # as it is in these files
 
 
 def write_t5(folder: Path) -> Any:

@@ -14,14 +14,13 @@ import pytest
 import torch
 from tests.analysis.making import PROCESSOR, Toy
 
-from orthomerge.api.evaluate import evaluate
+from orthomerge import Model, evaluate
 from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
-from orthomerge.models.model import Model
 from orthomerge.suites import eights
 from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.suite import Suite, make_experts
-from orthomerge.suites.table import SUITES, build_suite, find_suite, suite_root
+from orthomerge.suites.table import SUITES, build_suite, suite_root
 from orthomerge.tuning.settings import Tuning
 
 
@@ -46,7 +45,6 @@ def test_the_table() -> None:
         assert callable(getattr(import_module(f"orthomerge.suites.{module}"), function))
         assert len(set(row.tasks)) == len(row.tasks) >= 5
     assert SUITES["digits"].tasks == tuple(digit_tasks())
-    assert find_suite("text8").name == "text8"
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,8 @@ def suggested_commands(
         "probe": f"orthomerge evaluate {model} {sources} --protocol current --protocol probe",
     }
     opening, plain = experts.opening, {task: Expert(experts.opening.experts[task].path) for task in data}
-    if opening.base is not None and not experts.live and opening == Opening({**opening.experts, **plain}, opening.base):
+    usual = Opening({**opening.experts, **plain}, base=opening.base)
+    if opening.base is not None and not experts.live and opening == usual:
         named = [shlex.quote(f"{task}={expert.path}") for task, expert in plain.items()]
         arguments = " ".join((*named, f"--base {shlex.quote(opening.base)}", "--method realign", *inputs))
         commands["refit"] = f"orthomerge merge {arguments} --out {out}-realigned"

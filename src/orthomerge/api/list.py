@@ -4,29 +4,26 @@ from importlib import import_module
 from inspect import getdoc
 from typing import Any
 
-from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import describe, find_row, maker_of, schema
 from orthomerge.core.table import Table
 
+# Name of one entry, title of the second column, and place of the table.
 _TABLES = {
-    "methods": "merging.methods:methods",
-    "aligners": "alignment.aligners:aligners",
-    "protocols": "evaluation.protocols:protocols",
-    "families": "models.families:FAMILIES",
-    "suites": "suites.table:SUITES",
+    "methods": ("method", "options", "merging.methods:methods"),
+    "aligners": ("aligner", "options", "alignment.aligners:aligners"),
+    "protocols": ("protocol", "options", "evaluation.protocols:protocols"),
+    "families": ("family", "model types", "models.families:FAMILIES"),
+    "suites": ("suite", "needs", "suites.table:SUITES"),
 }
 
 
 def list(kind: str, name: str | None = None) -> Table:  # noqa: A001 - used as om.list
     """Return a table of methods, aligners, protocols, families or suites, or of the options of one of them."""
-    if kind not in _TABLES:
-        raise RecipeError(f"unknown kind {kind!r}; {nearest(kind, _TABLES)}")
-    module, _, attribute = _TABLES[kind].partition(":")
+    singular, second, place = find_row(_TABLES, kind, what="kind")
+    module, _, attribute = place.partition(":")
     rows: Any = getattr(import_module(f"orthomerge.{module}"), attribute)
     rows = rows() if callable(rows) else rows
-    singular = "family" if kind == "families" else kind[:-1]
     if name is None:
-        second = {"families": "model types", "suites": "needs"}.get(kind, "options")
         cells = ((row.name, row.title, *_summary(row, kind)) for row in rows.values())
         return Table.of("", (singular, "title", second, "note"), cells, left=4, wrap=("title", second))
     row = find_row(rows, name, what=singular)

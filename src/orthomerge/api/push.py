@@ -11,9 +11,9 @@ def push(model: Model | str | Path, repo: str, *, private: bool = False, revisio
     `private`: make a new repository private. `revision`: a branch, main if None. The token is HF_TOKEN, or that of
     `hf auth login`.
     """
-    if not isinstance(model, Model):
-        return send(plan_upload(model, repo, private=private, revision=revision))
-    with TemporaryDirectory() as folder:
-        out = Path(folder) / "model"
-        model.save(out)
-        return send(plan_upload(out, repo, private=private, revision=revision))
+    if isinstance(model, Model):
+        with TemporaryDirectory() as folder:
+            model.save(Path(folder) / "model")
+            return push(Path(folder) / "model", repo, private=private, revision=revision)
+    files = plan_upload(Path(model), repo, revision=revision)
+    return send(Path(model), repo, files, private=private, revision=revision)

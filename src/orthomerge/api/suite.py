@@ -11,13 +11,14 @@ from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.schema import find_row
 from orthomerge.evaluation.evaluate import Subject, with_unique_names
 from orthomerge.evaluation.scores import Scores
 from orthomerge.merging.methods import make_method
 from orthomerge.models.model import Model
 from orthomerge.models.saved import resolve
 from orthomerge.runs.recipe import parse_value
-from orthomerge.suites.table import build_suite, find_suite
+from orthomerge.suites.table import SUITES, build_suite
 
 _REFERENCES = ("base", "expert", "mtl")
 
@@ -86,5 +87,5 @@ def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:
     """Parse "ties: density: 0.3" into a method and its options, and check both."""
     name, _, options = text.partition(":")
     parameters = parse_value(f"{{{options}}}") if options else {}
-    make_method(name, parameters, tasks=find_suite(suite).tasks)
+    make_method(name, parameters, tasks=find_row(SUITES, suite, what="suite").tasks)
     return name, parameters

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -24,15 +25,16 @@ def push(
     """
     from orthomerge.models.pushing import plan_upload, send
 
-    upload = plan_upload(model, repo, private=private, revision=revision)
-    for name, size in upload.files.items():
+    files = plan_upload(Path(model), repo, revision=revision)
+    sizes = {name: file["size"] for name, file in files.items()}
+    for name, size in sizes.items():
         yield f"{size:>15,}  {name}"
     where = repo + (f", branch {revision}" if revision else "")
-    yield f"{len(upload.files)} files, {upload.size / 1e6:,.1f} MB, verified; to {where}"
+    yield f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB, verified; to {where}"
     if not dry_run and not yes:
         _ask(repo, "private" if private else "public")
-    address = None if dry_run else send(upload)
-    yield {"repo": repo, "revision": revision, "files": upload.files, "commit": address}
+    address = None if dry_run else send(Path(model), repo, files, private=private, revision=revision)
+    yield {"repo": repo, "revision": revision, "files": sizes, "commit": address}
     if address is not None:
         yield f"uploaded: {address}"
 

@@ -135,7 +135,8 @@ def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Map
     return extended
 
 
-def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
+def find_row(rows: Mapping[str, Made], name: str, *, what: str) -> Made:
+    """Return a row of any table by name; the error for an unknown name suggests the nearest."""
     if name not in rows:
         raise RecipeError(f"unknown {what} {name!r}; {nearest(name, rows)}")
     return rows[name]

@@ -161,17 +161,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 1):
                 total += len(line)
-                _check_size(path, number, len(line), total)
+                if len(line) > _MAX_LINE or total > _MAX_BYTES:
+                    limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
+                    raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
                 yield number, line.removeprefix(_BOM) if number == 1 else line
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot read {path}: {reason}; fetch it again") from error
-
-
-def _check_size(path: Path, number: int, length: int, total: int) -> None:
-    if length > _MAX_LINE or total > _MAX_BYTES:
-        limits = f"a line must have at most {_MAX_LINE} bytes, and all lines {_MAX_BYTES}"
-        raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
 
 
 def _is_packed(path: Path) -> bool:

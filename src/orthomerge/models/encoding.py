@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
-from orthomerge.core.checks import at_least_one
+import torch
+
+from orthomerge.core.checks import at_least_one, choices
 from orthomerge.core.device import device_of, enough_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.data.reading import as_input
@@ -22,10 +24,6 @@ from orthomerge.models.features import FeatureCache, Features
 from orthomerge.models.heads import Head, Prediction, head_kind, head_of, logits_of
 from orthomerge.models.model_data import ModelData
 from orthomerge.models.processing import Processor, batches
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Dtype of autocast in the encoder; float32 means no autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -44,8 +42,7 @@ class Encoding:
 
     def __post_init__(self) -> None:
         at_least_one(batch=self.batch)
-        if self.precision not in get_args(Precision):
-            raise RecipeError(f"unknown precision {self.precision!r}; {nearest(self.precision, get_args(Precision))}")
+        choices(self)
 
 
 def encode(
@@ -116,8 +113,6 @@ def extract(
 
     The encoder is moved to the device and run in eval mode; the training mode of each submodule is restored.
     """
-    import torch
-
     if pooling not in family.poolings:
         raise RecipeError(f"family {family.name!r} has no pooling {pooling!r}; {nearest(pooling, family.poolings)}")
     if not len(examples):
@@ -165,8 +160,6 @@ def _order(examples: Examples, processor: Processor) -> list[int]:
 
 @contextmanager
 def _evaluating(encoder: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    import torch
-
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.to(device).eval()
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.schema import find_row
 from orthomerge.models.family import (
     Batch,
     Family,
@@ -33,32 +35,23 @@ _TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
 _Names = tuple[str, str, str]  # name, title, and prefix of its class names in transformers
 
 
-def _text(names: _Names, **fields: Any) -> Family:
-    return _stock(names, "Sequence", {"modality": "text", "adapt": modern_layer_norm, **fields})
-
-
-def _image(names: _Names, **fields: Any) -> Family:
-    return _stock(names, "Image", {"modality": "image", "head": _ONE_LAYER, **fields})
-
-
-def _stock(names: _Names, task: str, fields: Mapping[str, Any]) -> Family:
+def _stock(task: str, names: _Names, **fields: Any) -> Family:
     name, title, stem = names
     usual = {"model_types": (name,), "prefix": f"{name}.", "encoder_class": f"{stem}Model"}
     return Family(name=name, title=title, architecture=f"{stem}For{task}Classification", **{**usual, **fields})
 
 
-def _roberta(names: _Names, **fields: Any) -> Family:
-    """RoBERTa and its like: the first token goes into a head of two layers, and the pooler is unused."""
-    return _text(
-        names,
-        prefix="roberta.",
-        head=HeadLayout(_DENSE_AND_OUT, "tanh"),
-        poolings={"cls": cls, "mean": mean},
-        optional=("pooler.*", "embeddings.position_ids"),
-        foreign=("lm_head.*",),
-        **fields,
-    )
-
+_text = partial(_stock, "Sequence", modality="text", adapt=modern_layer_norm)
+_image = partial(_stock, "Image", modality="image", head=_ONE_LAYER)
+# RoBERTa and its like: the first token goes into a head of two layers, and the pooler is unused.
+_roberta = partial(
+    _text,
+    prefix="roberta.",
+    head=HeadLayout(_DENSE_AND_OUT, "tanh"),
+    poolings={"cls": cls, "mean": mean},
+    optional=("pooler.*", "embeddings.position_ids"),
+    foreign=("lm_head.*",),
+)
 
 _ROWS = (
     # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one
@@ -191,9 +184,7 @@ FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 def family(name: str) -> Family:
     if name == "generic":
         raise RecipeError("family 'generic' must be described; give `encoder_prefix` and the `head` of each expert")
-    if name not in FAMILIES:
-        raise RecipeError(f"unknown model family {name!r}; {nearest(name, [*FAMILIES, 'generic'])}")
-    return FAMILIES[name]
+    return find_row(FAMILIES, name, what="model family")
 
 
 def family_for(model_type: str, keys: Iterable[str]) -> Family:

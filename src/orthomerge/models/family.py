@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.files.checkpoint import Checkpoint
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 Network = Callable[..., Any]  # a module, or a function of its parameters
 Batch = Mapping[str, "torch.Tensor"]
 Forward = Callable[[Network, Batch], Any]  # runs an encoder on a batch and returns its output
+
+
+class Output(Protocol):
+    """Output of a stock encoder; most have only one of the last two."""
+
+    last_hidden_state: torch.Tensor
+    pooler_output: torch.Tensor | None
+    image_embeds: torch.Tensor
+
+
 Pooling = Callable[[Any, Batch, Any], "torch.Tensor"]
 
 
@@ -43,7 +53,8 @@ class HeadLayout:
     activation: Activation | None = None
 
     def fits(self, head: Head) -> bool:
-        return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
+        """Whether a head has as many layers, and the same activation between two."""
+        return not head.normalise and head.activation == self.activation
 
     def parts(self) -> dict[str, str]:
         """Map parts of a head (`weight`, `hidden.bias`, ...) to tensor names, first layer first."""
@@ -131,7 +142,7 @@ def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
 def head_names(family: Family, head: Head) -> dict[str, str]:
     """Map parts of a head to names on disk: those of the stock classifier if it has as many layers."""
     parts = head.tensors()
-    if family.head is None or len(family.head.layers) != head.layers:
+    if family.head is None or (family.head.activation is None) != (head.activation is None):
         return {part: part for part in parts}
     return {part: name for part, name in family.head.parts().items() if part in parts}
 
@@ -141,57 +152,51 @@ def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:
     return {name: tensors[part] for part, name in head_names(family, head).items()}
 
 
-def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+def cls(output: Output, batch: Batch, config: Any) -> torch.Tensor:
     """Last hidden state at the first token."""
-    hidden: torch.Tensor = output.last_hidden_state
-    return hidden[:, 0]
+    return output.last_hidden_state[:, 0]
 
 
-def mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+def mean(output: Output, batch: Batch, config: Any) -> torch.Tensor:
     """Mean of the last hidden states over the attention mask, so that padding does not count."""
     if "attention_mask" not in batch:
         raise RecipeError(
             "pooling 'mean' needs an 'attention_mask' in every batch, or it would average over padding; "
             f"got {', '.join(sorted(batch)) or 'nothing'}: let the tokenizer return the mask"
         )
-    hidden: torch.Tensor = output.last_hidden_state
-    mask = batch["attention_mask"].unsqueeze(-1)
+    hidden, mask = output.last_hidden_state, batch["attention_mask"].unsqueeze(-1)
     # Summed in float32: half precision overflows or rounds on long texts.
     return ((hidden.float() * mask).sum(1) / mask.sum(1)).to(hidden.dtype)
 
 
-def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+def pooler(output: Output, batch: Batch, config: Any) -> torch.Tensor:
     """Pooled output of the encoder: a dense layer and tanh over the first token."""
-    pooled: torch.Tensor | None = output.pooler_output
-    if pooled is None:
+    if output.pooler_output is None:
         raise RecipeError("pooling 'pooler' needs an encoder with a pooler, and this one has none; use 'cls' or 'mean'")
-    return pooled
+    return output.pooler_output
 
 
-def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    features: torch.Tensor = output.image_embeds
-    return features
+def projection(output: Output, batch: Batch, config: Any) -> torch.Tensor:
+    return output.image_embeds
 
 
 def patches(first: int) -> Pooling:
     """Mean of an image's patch tokens, which start at position `first` after [CLS] and other special tokens."""
 
-    def patch_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-        hidden: torch.Tensor = output.last_hidden_state
-        return hidden[:, first:].mean(1)
+    def patch_mean(output: Output, batch: Batch, config: Any) -> torch.Tensor:
+        return output.last_hidden_state[:, first:].mean(1)
 
     return patch_mean
 
 
-def cls_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+def cls_mean(output: Output, batch: Batch, config: Any) -> torch.Tensor:
     """Features of DINOv2 [B, 2d]: the first token, and the mean of the patch tokens."""
     import torch
 
-    hidden: torch.Tensor = output.last_hidden_state
-    return torch.cat([hidden[:, 0], hidden[:, 1:].mean(1)], dim=1)
+    return torch.cat([cls(output, batch, config), patches(1)(output, batch, config)], dim=1)
 
 
-def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+def eos(output: Output, batch: Batch, config: Any) -> torch.Tensor:
     """Last hidden state of T5's decoder at the last end-of-sequence token of each text."""
     import torch
 
@@ -203,9 +208,8 @@ def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
             f"T5 features are read at the end-of-sequence token {token}, but some texts "
             "have none; let T5's own tokenizer add it"
         )
-    hidden: torch.Tensor = output.last_hidden_state
     last = (ends * torch.arange(ids.shape[1], device=ids.device)).argmax(1)
-    return hidden[torch.arange(len(ids), device=ids.device), last]
+    return output.last_hidden_state[torch.arange(len(ids), device=ids.device), last]
 
 
 def shifted_decoder(encoder: Network, batch: Batch) -> Any:

@@ -17,7 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, RecipeError, nearest, some
+from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, nearest, some
+from orthomerge.core.schema import find_row
 
 if TYPE_CHECKING:
     import torch
@@ -111,10 +112,6 @@ class Head:
         return self.output(features)
 
     @property
-    def layers(self) -> int:
-        return 1 if self.hidden is None else 2
-
-    @property
     def width(self) -> int:
         first = self.hidden or self.output
         return int(first.weight.shape[1])
@@ -170,18 +167,15 @@ def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
     """Compute the logits [n, C] of all features in blocks."""
     import torch
 
-    blocks = []
     with torch.no_grad():
-        for block in torch.split(values, _BLOCK):
-            logits = classifier(block)
-            expected = (len(block), len(classifier.labels))
-            if tuple(logits.shape) != expected:
-                raise IncompatibleError(
-                    f"a classifier with {expected[1]} labels must give logits {expected} for {expected[0]} inputs, "
-                    f"got {tuple(logits.shape)}; correct the classifier"
-                )
-            blocks.append(logits)
-    return torch.cat(blocks)
+        logits = torch.cat([classifier(block) for block in torch.split(values, _BLOCK)])
+    expected = (len(values), len(classifier.labels))
+    if tuple(logits.shape) != expected:
+        raise IncompatibleError(
+            f"a classifier with {expected[1]} labels must give logits {expected} for {expected[0]} inputs, "
+            f"got {tuple(logits.shape)}; correct the classifier"
+        )
+    return logits
 
 
 @dataclass(frozen=True)
@@ -237,9 +231,7 @@ KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
 
 
 def head_kind(name: str) -> SingleLabel:
-    if name not in KINDS:
-        raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")
-    return KINDS[name]
+    return find_row(KINDS, name, what="kind of head")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from orthomerge.core.errors import NumericalError, OutputError, RecipeError, summary
 from orthomerge.core.version import VERSION
@@ -27,10 +29,6 @@ from orthomerge.models.family import classifier_config
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
 from orthomerge.models.skeleton import quiet
-
-if TYPE_CHECKING:
-    import torch
-
 
 _MODEL = "model.onnx"
 _ALTERNATIVE = "use `orthomerge export` without --format onnx"
@@ -95,7 +93,6 @@ def export_onnx(
 
 def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
     """Build the model in float32 with positional inputs and a tuple of logits as output."""
-    import torch
 
     class Graph(torch.nn.Module):
         def __init__(self) -> None:
@@ -110,8 +107,6 @@ def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
 
 def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, length: int) -> dict[str, torch.Tensor]:
     """Draw random inputs with a fixed seed; half of the last text is padding."""
-    import torch
-
     generator = torch.Generator().manual_seed(count)
     if inputs == ("pixel_values",):
         side = config.get("image_size", 224)
@@ -129,8 +124,6 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
 
 
 def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
-    import torch
-
     dynamic_axes = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
     size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     try:
@@ -155,7 +148,6 @@ def _gaps(
 ) -> dict[str, float]:
     """Largest difference by task between the logits of torch and onnxruntime; a large one is an error."""
     import onnxruntime
-    import torch
 
     gaps = dict.fromkeys(tasks, 0.0)
     try:
@@ -183,8 +175,7 @@ def _without_warnings() -> Iterator[None]:
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     with warnings.catch_warnings(), quiet():
-        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
-        warnings.filterwarnings("ignore", message=".*axis name: .* will not be used", category=UserWarning)
+        warnings.simplefilter("ignore")
         logger.setLevel(logging.ERROR)
         try:
             yield

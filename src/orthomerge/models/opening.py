@@ -59,15 +59,14 @@ class Expert:
             raise RecipeError(f"the expert {self.path} has an empty list of labels; name at least one, or leave it out")
 
 
-@dataclass(frozen=True)
-class Opening:
-    """Base and experts as a user names them, with the options of opening them.
+@dataclass(frozen=True, kw_only=True)
+class OpeningOptions:
+    """The base as a user names it, and options of opening it with its experts.
 
     `pooling`: of all heads; None: that in each expert's config, else the family's default. `ignore`: patterns of
     tensors to leave out. `missing`: "error", or "base" to take tensors that an expert lacks from the base.
     """
 
-    experts: Mapping[str, Expert]
     base: str | None = None
     family: str | None = None
     encoder_prefix: str | None = None
@@ -75,6 +74,13 @@ class Opening:
     ignore: tuple[str, ...] = ()
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
+
+
+@dataclass(frozen=True)
+class Opening(OpeningOptions):
+    """Base and experts as a user names them, with the options of opening them."""
+
+    experts: Mapping[str, Expert]
 
     def __post_init__(self) -> None:
         check_task_names(self.experts)
@@ -114,7 +120,7 @@ def opening_of(
         fields |= {name: option for name, option in options_of_task.items() if option is not None}
         opened[task] = build(Expert, fields, where=f"expert {task!r}")
     base_path = None if base is None else reference("the base", base)
-    return Opening(opened, base_path, **options), live_models({**named, "": base})
+    return Opening(opened, base=base_path, **options), live_models({**named, "": base})
 
 
 def experts_by_name(words: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from itertools import accumulate, combinations
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples
@@ -144,18 +145,12 @@ def _match(one: Batch, other: Batch) -> bool:
 
 def _concatenated(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) -> Batch:
     """Concatenate batches; rows of tokens are padded as the processor would pad them."""
-    if _MASK not in parts[0]:
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     padding: dict[str, int] = {}
     if isinstance(processor, TextProcessor):
         tokenizer = processor.tokenizer
         padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-    width = max(part[_MASK].shape[1] for part in parts)
     concatenated = {}
     for name in parts[0]:
-        rows = []
-        for part in parts:
-            missing = width - part[name].shape[1]
-            rows.append(torch.nn.functional.pad(part[name], (0, missing), value=padding.get(name, 0)))
-        concatenated[name] = torch.cat(rows)
+        rows = [row for part in parts for row in part[name]]
+        concatenated[name] = pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0))
     return concatenated

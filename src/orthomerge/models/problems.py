@@ -114,7 +114,7 @@ def _encoder_misfits(source: Source, reference: Mapping[str, Spec], family: Fami
             yield "none of the adapter's tensors is in the base; give the base that it was trained on"
     elif missing_keys and len(missing_keys) == len(required):
         yield (
-            f"none of the base's {len(required)} encoder tensors is in it (it holds {some(source.specs)}); "
+            f"none of the base's {len(required)} encoder tensors is in it (it holds {some(source.checkpoint.specs)}); "
             "if it is not another architecture, name its 'prefix'"
         )
     elif missing_keys and missing == "error":
@@ -122,7 +122,7 @@ def _encoder_misfits(source: Source, reference: Mapping[str, Spec], family: Fami
             f"{some(missing_keys)} is in the base but not in the expert; "
             "if the expert was trained without it, set 'missing: base' to take the base's"
         )
-    yield from _shape_misfits(split.names, source.specs, reference)
+    yield from _shape_misfits(split.names, source.checkpoint.specs, reference)
     if split.unknown:
         yield (
             f"{some(split.unknown)} is neither encoder nor head; list it under 'ignore' to leave it out, or "
@@ -148,7 +148,7 @@ def _shape_misfits(names: Mapping[str, str], specs: Mapping[str, Spec], referenc
 
 
 def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[str]:
-    layout, head, specs, labels = source.layout, source.split.head, source.specs, source.labels
+    layout, head, specs, labels = source.layout, source.split.head, source.checkpoint.specs, source.labels
     if layout is None:
         if not labels or not family.encoder_class:  # a zero-shot head needs a model that can be built
             yield (

@@ -49,16 +49,17 @@ class TextProcessor:
         odd = next((item for item in inputs if not isinstance(item, str)), None)
         if odd is not None:
             raise IncompatibleError(f"inputs of a text model must be texts, got {type(odd).__name__}; give strings")
-        encoded = self.tokenizer(
-            list(inputs),
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=True,
-            return_token_type_ids=self.segments,
-            return_tensors="pt",
+        return dict(
+            self.tokenizer(
+                list(inputs),
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_attention_mask=True,
+                return_token_type_ids=self.segments,
+                return_tensors="pt",
+            )
         )
-        return dict(encoded)
 
     def digest(self) -> str:
         return json_digest({"files": self.files, "max_length": self.max_length, "segments": self.segments})
@@ -118,27 +119,22 @@ class PixelProcessor:
 
         # Grey images stay grey until after resizing: a third of the work.
         images = [_with_channels(image, 1 if np.ndim(image) == 2 else self.channels) for image in inputs]
-        if len({image.shape for image in images}) == 1:
-            scaled = self._scaled(np.stack(images))
-        else:
-            scaled = torch.cat([self._scaled(image[None]).expand(1, self.channels, -1, -1) for image in images])
+        scaled = torch.stack([self._scaled(image).expand(self.channels, -1, -1) for image in images])
         mean, std = (torch.tensor(numbers).view(1, -1, 1, 1) for numbers in (self.mean, self.std))
-        values = (scaled - mean) / std
-        return {"pixel_values": values.expand(-1, self.channels, -1, -1).contiguous()}
+        return {"pixel_values": (scaled - mean) / std}
 
     def digest(self) -> str:
         return json_digest(["pixels", asdict(self)])
 
-    def _scaled(self, images: Pixels) -> torch.Tensor:
-        """Resize bytes [N, H, W, C] and scale them to [N, C, height, width] from 0 to 1."""
+    def _scaled(self, image: Pixels) -> torch.Tensor:
+        """Resize bytes [H, W, C] and scale them to [C, height, width] from 0 to 1."""
         import torch
 
-        scaled = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32) / 255
-        if tuple(scaled.shape[2:]) != self.height_and_width:
-            scaled = torch.nn.functional.interpolate(
-                scaled, self.height_and_width, mode="bilinear", antialias=True, align_corners=False
-            )
-        return scaled
+        scaled = torch.tensor(image).permute(2, 0, 1).to(torch.float32) / 255
+        if tuple(scaled.shape[1:]) == self.height_and_width:
+            return scaled
+        resize = torch.nn.functional.interpolate
+        return resize(scaled[None], self.height_and_width, mode="bilinear", antialias=True, align_corners=False)[0]
 
 
 def batches(

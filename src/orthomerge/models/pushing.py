@@ -8,9 +8,8 @@ files in the repository stay.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,25 +24,8 @@ _SHARDS = re.compile(rf"{ENCODER}(-\d+-of-\d+)?\.safetensors")
 _TIMEOUT = 60.0  # seconds without an answer, or without a byte sent
 
 
-@dataclass(frozen=True)
-class Upload:
-    """Plan of an upload. `files`: size in bytes by name. `hashes`: hash of each file when it was verified."""
-
-    out: Path
-    repo: str
-    revision: str | None
-    private: bool
-    files: dict[str, int]
-    hashes: dict[str, str] = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        return sum(self.files.values())
-
-
-def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> Upload:
-    """Verify an output and check the names; nothing is sent."""
-    out = Path(path)
+def plan_upload(out: Path, repo: str, *, revision: str | None = None) -> dict[str, dict[str, Any]]:
+    """Verify an output, check the names, and return size and hash of each file; nothing is sent."""
     if not is_hub_id(repo) or "@" in repo:
         raise RecipeError(f"{repo!r} must name a repository of the hub as org/name; for a branch, give --revision")
     if revision is not None and not is_hub_id(f"{repo}@{revision}"):
@@ -54,12 +36,18 @@ def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision:
         )
     manifest = RawFile(out / MANIFEST)
     files = {**read_manifest(out)["files"], MANIFEST: {"size": manifest.size, "hash": manifest.digest()}}
-    sizes = {name: files[name]["size"] for name in sorted(files)}
-    return Upload(out, repo, revision, private, sizes, {name: file["hash"] for name, file in files.items()})
+    return dict(sorted(files.items()))
 
 
-def send(upload: Upload) -> str:
-    """Upload the files and return the address of the commit. The token is that of `hf auth login`, or HF_TOKEN."""
+def send(
+    out: Path,
+    repo: str,
+    files: Mapping[str, Mapping[str, Any]],
+    *,
+    private: bool = False,
+    revision: str | None = None,
+) -> str:
+    """Upload planned files and return the address of the commit. The token is that of `hf auth login`, or HF_TOKEN."""
     from huggingface_hub import CommitOperationDelete, HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
@@ -67,30 +55,30 @@ def send(upload: Upload) -> str:
     api = HfApi(library_name="orthomerge")
     try:
         with _time_limit():
-            api.create_repo(upload.repo, private=upload.private, repo_type="model", exist_ok=True)
-            if upload.revision is not None:
-                api.create_branch(upload.repo, branch=upload.revision, exist_ok=True)
-            remote = api.list_repo_files(upload.repo, revision=upload.revision)
+            api.create_repo(repo, private=private, repo_type="model", exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo, branch=revision, exist_ok=True)
+            remote = api.list_repo_files(repo, revision=revision)
             commit = api.create_commit(
-                upload.repo,
-                [*_additions(upload), *(CommitOperationDelete(name) for name in _left_over(remote, upload.files))],
-                revision=upload.revision,
+                repo,
+                [*_additions(out, files), *(CommitOperationDelete(name) for name in _left_over(remote, files))],
+                revision=revision,
                 commit_message="Upload a merge made by orthomerge",
             )
     except OutputError:
         raise
     except Exception as error:  # of any class: the hub's HTTP library has changed twice
-        raise OutputError(_explain(error, upload.repo)) from error
+        raise OutputError(_explain(error, repo)) from error
     return str(commit.commit_url)
 
 
-def _additions(upload: Upload) -> Iterator[Any]:
+def _additions(out: Path, files: Mapping[str, Mapping[str, Any]]) -> Iterator[Any]:
     from huggingface_hub import CommitOperationAdd
 
-    for name, expected in upload.hashes.items():
-        file = RawFile((upload.out / name).resolve())
-        if file.digest() != expected:
-            raise OutputError(f"{upload.out / name} has changed since it was verified; push again")
+    for name, expected in files.items():
+        file = RawFile((out / name).resolve())
+        if file.digest() != expected["hash"]:
+            raise OutputError(f"{out / name} has changed since it was verified; push again")
         yield CommitOperationAdd(name, file.path)
         file.check_unchanged()
 

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 _ADVICE = "fetch the folder again, or merge again"
 
 
-def is_output(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
-
-
 def resolve(model: Model | str | Path) -> tuple[Model, Path | None]:
     """Return a model and its folder; the folder of a model in memory is None."""
     if isinstance(model, Model):
@@ -173,7 +169,7 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
 def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
     """Describe a checkpoint, an adapter or a merged model; with `headers` the weights are not read."""
     folder = Path(reference).expanduser()
-    if is_output(folder):
+    if (folder / MANIFEST).is_file():
         return _describe_output(folder, headers=headers)
     source = open_expert(reference)
     is_checkpoint = isinstance(source, Checkpoint)

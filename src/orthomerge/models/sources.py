@@ -201,7 +201,7 @@ class Opened:
         if not labels:
             with collected(self.problems, f"expert {task!r} ({checkpoint.path})"):
                 labels = stored_labels(config, specs, split)
-        return Source(expert, checkpoint, specs, config, split, layout, labels, pooling, max_length)
+        return Source(expert, checkpoint, config, split, layout, labels, pooling, max_length)
 
     def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
         """Find pooling and maximum length of a head, from the opening or the config that `finetune` wrote."""

@@ -47,7 +47,6 @@ class Source:
 
     expert: Expert
     checkpoint: Checkpoint | Adapter
-    specs: Mapping[str, Spec]
     config: Mapping[str, Any]
     split: Split
     layout: HeadLayout | None

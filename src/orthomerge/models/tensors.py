@@ -28,11 +28,9 @@ class Tensors(Protocol):
     @property
     def specs(self) -> Mapping[str, Spec]:
         """Shape and dtype by canonical name, in writing order."""
-        ...
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor in order, as one or more flat blocks of consecutive elements."""
-        ...
 
 
 def spec_of(tensor: torch.Tensor, what: str) -> Spec:

@@ -15,7 +15,7 @@ import yaml
 from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.models.opening import Expert, Opening, check_task_names
+from orthomerge.models.opening import Expert, Opening, OpeningOptions, check_task_names
 from orthomerge.runs.sections import Align, Diagnose, Evaluate, Fit, Report, Sweep
 
 _MOST_BYTES = 1 << 20
@@ -27,7 +27,7 @@ Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(OpeningOptions):
     """A recipe. Relative paths in a file are relative to its folder.
 
     `method`: auto is `realign` if there is a section `fit`, else `task_arithmetic`. `device`: for methods that
@@ -36,7 +36,6 @@ class Recipe:
     """
 
     experts: Mapping[str, Expert | str]
-    base: str | None = None
     method: str = "auto"
     parameters: dict[str, Any] = field(default_factory=dict)
     vector: str | None = None
@@ -45,12 +44,6 @@ class Recipe:
     max_shard_size: str | int = "5GB"
     seed: int = 0
     device: str = "cpu"
-    family: str | None = None
-    encoder_prefix: str | None = None
-    pooling: str | None = None
-    ignore: tuple[str, ...] = ()
-    missing: Literal["error", "base"] = "error"
-    check_base: bool = True
     align: Align | None = None
     fit: Fit | None = None
     evaluate: Evaluate | None = None

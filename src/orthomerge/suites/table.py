@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.schema import find_row
 
 if TYPE_CHECKING:
     from orthomerge.suites.suite import Say, Suite
@@ -51,13 +51,6 @@ SUITES: Mapping[str, Row] = {
 }
 
 
-def find_suite(name: str) -> Row:
-    """Return the row of a suite; the error for an unknown name suggests the nearest."""
-    if name not in SUITES:
-        raise RecipeError(f"unknown suite {name!r}; {nearest(name, SUITES)}")
-    return SUITES[name]
-
-
 def suite_root() -> Path:
     """Return the folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
     return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
@@ -73,7 +66,7 @@ def build_suite(
     say: Say = print,
 ) -> Suite:
     """Build a suite in a folder, by default in the cache; existing parts are kept. `data`: folder with the tasks."""
-    row, target = find_suite(name), Path(folder) if folder else suite_root() / name
+    row, target = find_row(SUITES, name, what="suite"), Path(folder) if folder else suite_root() / name
     source = Path(data) if data else None
     module, _, function = row.maker.partition(":")
     build = getattr(import_module(f"orthomerge.suites.{module}"), function)
