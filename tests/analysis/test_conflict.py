@@ -170,12 +170,10 @@ def test_coefficients() -> None:
     assert (whole.rows, whole.values) == (("all layers",), ((0.3, 0.5),))
     assert recorded.coefficient_figure({}) is None
     # A manifest that is anybody's
-    for fit in ([], {"curve": "up", "facts": {}}, {"facts": {"coefficients": 3}}):
-        assert recorded.fit_figures({"fit": fit}) == ()
-    for odd in ({"a": "much"}, {"a": {"layers.0": None}}):
-        assert recorded.fit_figures({"fit": {"facts": {"coefficients": odd}}}) == ()
-    for table in (3, {"w": 3}, {"w": {"masked": 1}}):
-        assert recorded.fit_figures({"fit": {"facts": {"masked_by_tensor": table}}}) == ()
+    coefficients = [{"coefficients": odd} for odd in (3, {"a": "much"}, {"a": {"layers.0": None}})]
+    masks = [{"masked_by_tensor": odd} for odd in (3, {"w": 3}, {"w": {"masked": 1}})]
+    odd: list[Any] = [[], {"curve": "up", "facts": {}}, *({"facts": facts} for facts in (*coefficients, *masks))]
+    assert all(recorded.fit_figures({"fit": fit}) == () for fit in odd)
     assert recorded.fit_figures({}) == ()
     curve = [{"step": 0, "loss": 1.0}, {"step": 5, "loss": 0.5}]
     figures = recorded.fit_figures({"fit": {"curve": curve, "facts": {"coefficients": {"a": 0.3}}}})
