@@ -41,7 +41,7 @@ _ENOUGH = 2 * _FOLDS
 
 @dataclass(frozen=True)
 class KlMap(Solved):
-    """`strength` of the prior, auto: cross-validated; `steps`: most Newton steps; `device`: GPUs suit many classes."""
+    """`strength` of the prior, auto: cross-validated; `steps`: most Newton steps; `device`: a GPU for many classes."""
 
     strength: float | Literal["auto"] = "auto"
     steps: int = _STEPS

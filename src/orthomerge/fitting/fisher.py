@@ -31,7 +31,7 @@ _NOTHING = 1e-9  # share of the largest eigenvalue below which eigenvectors are 
 
 @dataclass(frozen=True)
 class Fisher:
-    """`inputs`: number per task. `samples`: most backward passes per input. `weights`: c, one per expert or equal.
+    """`inputs`: number per task. `samples`: most passes per input. `weights`: c, one per expert; equal by default.
 
     `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: scale every F_t to norm one.
     """

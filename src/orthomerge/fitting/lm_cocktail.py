@@ -27,7 +27,7 @@ _BASE = "(base)"
 
 @dataclass(frozen=True)
 class LmCocktail:
-    """`temperature`: high for equal weights. `inputs`: number per task, drawn by the seed. `base`: include the base."""
+    """`temperature`: high for equal weights. `inputs`: number per task, drawn by the seed. `base`: average it, too."""
 
     temperature: float = 5.0
     inputs: int = 32

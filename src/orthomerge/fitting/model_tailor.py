@@ -34,7 +34,7 @@ class ModelTailor:
     """`sparsity`: share of each linear layer that reverts to the base. `balance`: weight of the change in the score.
 
     `sign`: of the compensation; -1 is consistent, 1 as released, 0 none. `scale`: of the patches and of the rest.
-    `rest`: other tensors become the mean of the experts, or stay at the base. `inputs`: per task, drawn by the seed.
+    `rest`: other tensors become the experts' mean, or stay at the base. `inputs`: number per task, drawn by the seed.
     """
 
     sparsity: float = 0.9

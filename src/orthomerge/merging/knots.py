@@ -40,7 +40,7 @@ _KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; oth
 
 @dataclass(frozen=True)
 class Knots:
-    """`merger`: the method that merges the parts; `scale`, `density`, `drop`, `weights`: its options or None."""
+    """`merger`: merges the parts; `scale`, `density`, `drop`, `weights`: an option of it, by default its own."""
 
     merger: Merger = "ties"
     scale: PerExpert | None = None
