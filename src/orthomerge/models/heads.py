@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, nearest, some
 from orthomerge.core.schema import find_row
@@ -193,7 +193,7 @@ class Prediction:
 class SingleLabel:
     """Heads with a softmax over labels of which exactly one is true. `metric`: name of the headline metric."""
 
-    metric = "accuracy"
+    metric: ClassVar[Literal["accuracy"]] = "accuracy"
 
     def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """KL(softmax(teacher) || softmax(student)) [n], which fits minimise (Hinton et al. 2015, arXiv 1503.02531)."""
