@@ -58,8 +58,6 @@ def test_a_problem_reads_what_the_head_reads() -> None:
     torch.testing.assert_close(plain.Z, plain.head(given.expert.values).double(), rtol=0, atol=1e-5)
 
 
-# Few inputs never hurt.
-
 FEW = (1, 2, 5)  # a class, of 5: 5, 10 and 25 inputs of 32 features
 SEEDS = 5
 NOISE = 0.01  # the mean over 5 draws of 2,000 test inputs is good to about 0.004

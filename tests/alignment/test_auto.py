@@ -67,8 +67,7 @@ def test_held_out_inputs_may_speak_for_kl_map_alone(seed: int, per_class: int) -
 
 @pytest.mark.parametrize("per_class", [4, 30])
 @pytest.mark.parametrize(
-    ("kl_map", "ridge", "aligner"),
-    [(-0.9, 0.9, MEAN), (0.9, -0.9, MEAN), (1.1, -3.0, "kl-map"), (-3.0, 1.1, "ridge")],
+    ("kl_map", "ridge", "aligner"), [(-0.9, 0.9, MEAN), (0.9, -0.9, MEAN), (1.1, -3.0, "kl-map"), (-3.0, 1.1, "ridge")]
 )
 def test_in_doubt_it_is_the_mean(
     per_class: int, kl_map: float, ridge: float, aligner: str, monkeypatch: pytest.MonkeyPatch

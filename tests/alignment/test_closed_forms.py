@@ -102,9 +102,6 @@ def test_every_kind_of_head_gets_a_planted_rotation(name: str, kind: str) -> Non
         torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
 
 
-# By hand.
-
-
 def test_a_quarter_turn_by_hand() -> None:
     """(1, 0) and (0, 2) became what (0, 1) and (-2, 0) were: A = [[0, -1], [1, 0]]."""
     pair = pair_of(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [-2.0, 0.0]]))
@@ -144,9 +141,6 @@ def test_lifting_by_hand() -> None:
     same, condition = lifted(regular, 1e-6)
     assert same is regular
     assert condition == pytest.approx(float(torch.linalg.cond(regular)))
-
-
-# What is optimal beats all others.
 
 
 def test_procrustes_beats_every_orthogonal_map() -> None:

@@ -171,9 +171,6 @@ def test_a_gpu_finds_the_same(kind: str, aligner: type[KlMap] | type[Auto]) -> N
     torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
 
 
-# The choice of a strength.
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 9])
 def test_few_inputs_leave_the_default_alone(count: int, seed: int) -> None:

@@ -107,9 +107,6 @@ def test_one_input_chooses_no_change() -> None:
     assert problem.strength == math.inf
 
 
-# One family: what the head sees of the best linear map is the best head.
-
-
 def common(head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The first map but for what is common to all classes."""
     first = first_map(head)
@@ -185,9 +182,6 @@ def test_least_squares_is_the_best_head_there_is() -> None:
         assert error(made.weight + step[:, :6], made.bias + step[:, 6]) >= least - 1e-9
 
 
-# The choice of kappa and of the share of the shift, against refitting on every fold.
-
-
 @pytest.mark.parametrize("name", ["orthogonal", "similarity"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("noise", "count"), [(0.02, 100), (0.3, 100), (1.0, 100), (1.0, 12), (30.0, 40)])
@@ -224,9 +218,7 @@ def _refitted(problem: Problem, kappas: tuple[float, ...], *, bias: bool, scaled
 
 
 @pytest.mark.parametrize("name", ["orthogonal", "similarity"])
-def test_wide_features_are_chosen_by_through_their_leading_directions(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wide_features_are_chosen_through_their_leading_directions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if through all of them."""
     d = 120
     sizes = torch.arange(1, d + 1).pow(-0.5)

@@ -11,14 +11,7 @@ from torch.nn.functional import kl_div, normalize
 from orthomerge.alignment.folding import logits_from
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.alignment.trained_maps import (
-    AlignedM,
-    MomaOrthogonal,
-    OrthM,
-    divergence_gradient,
-    excess,
-    trained,
-)
+from orthomerge.alignment.trained_maps import AlignedM, MomaOrthogonal, OrthM, divergence_gradient, excess, trained
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
@@ -124,9 +117,6 @@ def test_it_starts_at_the_unaligned_model_and_without_a_penalty_orth_m_is_aligne
     assert one.facts["loss"] == other.facts["loss"]
 
 
-# What was planted is found.
-
-
 def eleven(*, scale: float, normalise: bool, biased: bool = False) -> Head:
     """Eleven classes see all of six features, so that the outputs leave nothing of M open."""
     bias = random(11, seed=4) if biased else None
@@ -170,8 +160,7 @@ def test_a_planted_rotation_is_procrustes(noise: float) -> None:
     assert float(found.facts["loss"]) == pytest.approx(least, abs=0.03)
 
 
-# The penalty. The expert's features are twice as long, which no orthogonal matrix can bring back.
-
+# The expert's features are twice as long, which no orthogonal matrix can bring back.
 MERGED = random(300, 6)
 TURNED_AND_LONGER, LONGER = pair_of(MERGED, 2 * MERGED @ rotation(6).T), pair_of(MERGED, 2 * MERGED)
 

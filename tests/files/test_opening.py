@@ -116,9 +116,7 @@ def test_the_cache_of_the_hub_is_made_of_links(tmp_path: Path) -> None:
     check(open_checkpoint(tmp_path / "elsewhere"))
 
 
-def test_a_hub_id_is_asked_of_the_hub_only_when_no_such_path_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_is_asked_of_the_hub_only_if_no_path_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def fetch(reference: str) -> tuple[Path, str]:
@@ -158,9 +156,6 @@ def test_an_adapter_is_an_expert_but_no_base(tmp_path: Path, monkeypatch: pytest
         open_checkpoint(tmp_path)
     monkeypatch.setattr(opening, "fetch", lambda reference: (tmp_path, "d" * 40))
     assert open_expert("org/adapter").revision == "d" * 40
-
-
-# Refusals
 
 
 Prepare = Callable[[Path], object]  # changes a folder with TENSORS in two shards; what it returns is opened instead

@@ -99,11 +99,9 @@ def dumps(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def tensor(
-    store: object = None, offset: object = 0, shape: object = (4,), strides: object = (1,), *more: object
-) -> Call:
+def tensor(store: object = None, offset: object = 0, shape: object = (4,), strides: object = (1,)) -> Call:
     store = Store() if store is None else store
-    return Call(torch._utils._rebuild_tensor_v2, store, offset, shape, strides, False, OrderedDict(), *more)
+    return Call(torch._utils._rebuild_tensor_v2, store, offset, shape, strides, False, OrderedDict())
 
 
 def forge(path: Path, data: bytes | object, *, extra: dict[str, bytes] | None = None, packed: bool = False) -> Path:
@@ -158,9 +156,6 @@ class Slots:
 
     def __init__(self) -> None:
         self.x = 1
-
-
-# --- what people save
 
 
 class Sub(torch.Tensor):
@@ -232,9 +227,6 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     assert run.stdout.split() == ["2", "False"]
 
 
-# --- wrappers
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -288,9 +280,6 @@ def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
     refused(save(loop, tmp_path / "m.pt"), "more than 8 mappings")
 
 
-# --- whole modules
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool) -> None:
@@ -328,9 +317,6 @@ def test_modules_that_cannot_be_read(tmp_path: Path) -> None:
     lazy.register_parameter("w", None)
     lazy._parameters["w"] = np.arange(3)  # type: ignore[assignment]
     refused(save(lazy, tmp_path / "m.pt"), r"tensor 'w' is stored as .*_reconstruct")
-
-
-# --- tensors that are refused, and only when they would be returned
 
 
 def odd_tensors() -> dict[str, tuple[torch.Tensor, str]]:
@@ -391,9 +377,6 @@ def test_forged_archive_is_otherwise_sound(tmp_path: Path) -> None:
     checkpoint = read_pickle(forge(tmp_path / "m.pt", state, extra={"archive/byteorder": b"little"}))
     raw = torch.arange(4.0).view(torch.uint8)
     check(checkpoint, {"w": torch.arange(4.0), "untyped": torch.as_strided(raw, (2, 2), (1, 2), 1)})
-
-
-# --- hostile pickles
 
 
 class Evil:
@@ -500,9 +483,6 @@ def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(tmp_path / "m.pt", "a length in the header must be at most .* bytes, got 1099511627776")
 
 
-# --- containers
-
-
 @pytest.mark.parametrize(("at", "value"), [(0, 0), (6, 1), (8, 8), (26, 3), (30, 65)])
 def test_local_header_must_agree(tmp_path: Path, at: int, value: int) -> None:
     path = forge(tmp_path / "m.pt", {"w": tensor()})
@@ -581,9 +561,6 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     for bad in (tail[:-1], struct.pack("<q", -1), struct.pack("<q", 1 << 60)):
         cut = forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad)
         refused(cut, r"was cut short: storage '0' at byte .*; fetch it again")
-
-
-# --- damage of every kind
 
 
 def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:

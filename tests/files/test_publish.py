@@ -121,9 +121,6 @@ def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path, error: OSError) -
     assert list(tmp_path.iterdir()) == []
 
 
-# Targets
-
-
 def test_force_replaces_what_we_wrote_and_an_empty_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     work(out, 1)
@@ -285,9 +282,6 @@ def test_a_target_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytes
         check_target(tmp_path / "out", force=True)
 
 
-# Room and permissions
-
-
 def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
@@ -329,9 +323,6 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
     monkeypatch.setattr(fcntl, "flock", lambda handle, mode: (tmp_path / ".new.orthomerge-lock").unlink())
     refused(tmp_path / "new", r"cannot lock .*\.new\.orthomerge-lock, as other runs write")
-
-
-# Two runs, and what is left of a run that was killed
 
 
 def test_two_runs_into_one_target(tmp_path: Path) -> None:
@@ -397,9 +388,7 @@ def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str, link: 
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_a_file_that_appears_in_the_last_moment_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: bool
-) -> None:
+def test_a_file_appearing_in_the_last_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     out, original = tmp_path / "out", module._commit
     work(out, 1)
 
@@ -432,9 +421,6 @@ def test_a_swap_that_was_killed_between_two_renames_is_undone(tmp_path: Path) ->
     killed(out, old=1)
     work(out, 2, force=True)
     assert (state(out), beside(out)) == (2, [])
-
-
-# The swap
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EROFS])
@@ -480,7 +466,6 @@ def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytes
 
 
 # A failure at every single step
-
 STEPS = ("write", "fsync", "rename", "replace", "open", "mkdir", "unlink", "rmdir")
 
 

@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.replacing import (
-    clear_partials,
-    os_errors,
-    remove_folder,
-    remove_listed,
-    replace_file,
-    replacing,
-)
+from orthomerge.files.replacing import clear_partials, os_errors, remove_folder, remove_listed, replace_file, replacing
 
 TOKEN = "0123456789abcdef"
 SOURCE = Path(__file__).parents[2] / "src" / "orthomerge"

@@ -114,9 +114,6 @@ def test_variants(options: dict[str, Any], ends: set[str]) -> None:
         assert 0 < int((moved > 1e-6).sum()) < int((delta.abs() > 1e-6).sum())
 
 
-# The objective.
-
-
 def objective_of(setting: Setting, transform: str = "orthogonal", **options: Any) -> FeatureDistance:
     """The objective with maps and factors away from where they start."""
     objective = FeatureDistance(setting.heads, setting.inputs, Moma(transform=transform, **options))  # type: ignore[arg-type]
@@ -148,11 +145,7 @@ def test_losses_by_hand(norm: str, transform: str) -> None:
     for task in setting.tasks:
         A = objective.maps[task].detach().double().numpy() * np.exp(objective.factors[task].item())
         gap = features[task].double().numpy() @ A.T - targets[task].features.double().numpy()
-        each = {
-            "l2": np.sqrt((gap**2).sum(1)),
-            "l1": np.abs(gap).mean(1),
-            "mse": (gap**2).mean(1),
-        }[norm]
+        each = {"l2": np.sqrt((gap**2).sum(1)), "l1": np.abs(gap).mean(1), "mse": (gap**2).mean(1)}[norm]
         terms = objective.terms(features[task], targets[task], task).detach()
         np.testing.assert_allclose(terms.numpy(), each, rtol=1e-5)
         total += each.mean()

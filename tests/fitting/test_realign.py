@@ -35,12 +35,7 @@ def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
 
 @pytest.mark.parametrize(
     ("gates", "read_by", "solver"),
-    [
-        ("auto", "solved", "auto"),
-        ("free", "expert", "ridge"),
-        ("mask", "solved", "ridge"),
-        ("mask", "expert", "ridge"),
-    ],
+    [("auto", "solved", "auto"), ("free", "expert", "ridge"), ("mask", "solved", "ridge"), ("mask", "expert", "ridge")],
 )
 def test_it_comes_nearer_to_the_experts(setting: Setting, gates: Any, read_by: Any, solver: str) -> None:
     made = Realign(gates=gates, read_by=read_by, **{**QUICK, "solver": solver}).fit(setting)

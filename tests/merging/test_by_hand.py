@@ -9,15 +9,7 @@ from tests.merging.making import merged, vectors_of
 from orthomerge.merging.angles import ModelStock, Slerp
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
 from orthomerge.merging.elements import Breadcrumbs, Consensus, MagMax
-from orthomerge.merging.ties import (
-    Ties,
-    ties,
-    ties_fusionbench,
-    ties_mergekit,
-    ties_peft,
-    ties_per_tensor,
-    ties_sum,
-)
+from orthomerge.merging.ties import Ties, ties, ties_fusionbench, ties_mergekit, ties_peft, ties_per_tensor, ties_sum
 
 # tau_m = [3, 10, 0, 2, 0]. Who uses an entry, with lambda = 0.5, |tau| > 0.5 |rest|?
 #   1, 2:  1 > 1 no, 2 > 0.5 yes                 one user

@@ -43,9 +43,6 @@ def test_the_size_of_blocks_changes_no_bit(name: str, coarse: bool, monkeypatch:
     assert all(same(whole, other) for other in others)
 
 
-# MagMax, consensus, breadcrumbs.
-
-
 def test_magmax_is_idempotent_and_the_order_matters_only_among_equals() -> None:
     vectors = random_vectors()
     once = merged(MagMax(1.0), vectors)["m"]
@@ -97,9 +94,6 @@ def test_breadcrumbs_against_sorting(density: float, gamma: float) -> None:
         torch.testing.assert_close(result[key], torch.stack(kept).sum(0), rtol=1e-6, atol=1e-9)
 
 
-# Model Stock and spherical interpolation.
-
-
 def test_model_stock_against_the_formula() -> None:
     experts = [normal(20, 30, scale=1.0) + normal(20, 30, seed=seed, scale=1.0) for seed in range(1, 5)]
     pairs = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in combinations(experts, 2)]
@@ -127,9 +121,6 @@ def test_the_ends_of_slerp_are_the_experts_and_nearly_parallel_weights_are_inter
     vectors = vectors_of(FIRST * 1e-3, SECOND * 1e-3, base={"w": BASE})
     first, second = (vector["w"] for vector in vectors.vectors.values())
     torch.testing.assert_close(merged(Slerp(0.25), vectors)["w"], 0.75 * first + 0.25 * second)
-
-
-# TIES and DARE. Other implementations: `test_references`.
 
 
 def test_the_default_is_the_papers() -> None:
@@ -195,9 +186,6 @@ def test_nothing_is_read_before_the_merge_when_norms_and_thresholds_are_not_need
     vectors = vectors_of([1.0], [2.0])
     monkeypatch.setattr(TaskVectors, "block", lambda *_: pytest.fail("was read"))
     method.survey(vectors)
-
-
-# What is refused.
 
 
 def _makers(option: str) -> list[Callable[..., Any]]:

@@ -1,12 +1,11 @@
 """KnOTS: theorems (linear mergers, planted bases), the authors' steps written out, factors against dense, refusals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from tests.merging.making import merged, random_vectors, vectors_of
+from tests.merging.making import Products, merged, random_vectors, vectors_of
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging import knots
@@ -16,31 +15,6 @@ from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 
 SHAPES: dict[str, tuple[int, ...]] = {"q": (12, 9), "up": (20, 6), "down": (6, 20), "bias": (7,), "conv": (4, 3, 2)}
 RANKS = (2, 1, 3)  # each expert has its own
-
-
-@dataclass(frozen=True)
-class Products:
-    """An expert by its factors: tensors that it does not name are untouched. `thin`: whether it tells them."""
-
-    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    thin: bool = True
-    mute: bool = False
-
-    def shape(self, key: str) -> tuple[int, ...] | None:
-        return (len(self.pairs[key][0]), self.pairs[key][1].shape[1]) if key in self.pairs else None
-
-    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        assert not self.mute, "the product was asked for"
-        if key not in self.pairs:
-            return torch.zeros_like(base)
-        left, right = self.pairs[key]
-        return (left.double() @ right.double()).float().reshape(-1)[start:stop]
-
-    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return self.pairs[key] if self.thin else None
-
-    def origin(self, key: str) -> str:
-        return "a test"
 
 
 def experts(*, thin: bool = True, ranks: Sequence[int] = RANKS, mute: bool = False, seed: int = 0) -> TaskVectors:

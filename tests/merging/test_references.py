@@ -222,9 +222,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "reference", "options", "coarse"), list(cases()))
-def test_against_its_reference(
-    name: str, reference: Callable[..., Deltas], options: dict[str, Any], coarse: bool
-) -> None:
+def test_against_references(name: str, reference: Callable[..., Deltas], options: dict[str, Any], coarse: bool) -> None:
     vectors = random_vectors(coarse=coarse)
     scale = options.get("scale", 1.0)
     expected = reference(stacked(vectors), options)

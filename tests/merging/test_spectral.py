@@ -57,9 +57,6 @@ def test_options_that_are_refused(cls: type[Any], options: dict[str, Any], messa
         cls(**options)
 
 
-# By hand.
-
-
 def diagonals(*rows: list[float]) -> torch.Tensor:
     return torch.stack([torch.diag(torch.tensor(row)) for row in rows])
 
@@ -77,9 +74,6 @@ def diagonals(*rows: list[float]) -> torch.Tensor:
 )
 def test_by_hand(method: TsvM, deltas: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(merge(method, deltas), torch.diag(torch.tensor(expected)))
-
-
-# Iso-C and Iso-CTS.
 
 
 SHAPES = [(1, 9, 9), (2, 24, 24), (3, 24, 60), (3, 60, 24), (5, 1, 7), (5, 7, 1)]
@@ -179,9 +173,6 @@ def test_low_rank_experts_keep_their_directions() -> None:
     # One expert of rank 2: the sum explains all of it, and what is left is rounding, not directions.
     tau = (normal(20, 2) @ normal(2, 30, seed=1))[None]
     torch.testing.assert_close(merge(IsoCts(), tau), merge(IsoC(), tau), atol=1e-8, rtol=1e-5)
-
-
-# TSV-Merge.
 
 
 def tsv(deltas: torch.Tensor) -> torch.Tensor:

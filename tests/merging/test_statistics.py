@@ -101,10 +101,7 @@ def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("tile", [7, 1 << 18])
 @pytest.mark.parametrize("coarse", [False, True])
-def test_thresholds_of_tensors_and_of_the_model(
-    tile: int,
-    coarse: bool,
-) -> None:
+def test_thresholds_of_tensors_and_of_the_model(tile: int, coarse: bool) -> None:
     vectors = random_vectors(tile=tile, coarse=coarse)
     rows = torch.cat([deltas.reshape(3, deltas[0].numel()) for deltas in stacked(vectors).values()], 1)
     expected = tuple(_oracle(row, rows.shape[1] // 3) for row in rows)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.merging.making import vectors_of
+from tests.merging.making import Products, vectors_of
 
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.elements import Average
@@ -52,25 +52,9 @@ def test_more_workers_than_the_budget_lets_through() -> None:
 
 def test_what_cannot_be_read_is_raised() -> None:
     vectors = two(80)
-    broken = TaskVectors({**vectors.vectors, "c": TaskVector(vectors.base, ((1.0, Broken()),))}, tile=8)
-    with pytest.raises(RuntimeError, match="no such disk"):
+    broken = TaskVectors({**vectors.vectors, "c": TaskVector(vectors.base, ((1.0, Products({}, mute=True)),))}, tile=8)
+    with pytest.raises(AssertionError, match="the product was asked for"):
         list(merge_blocks(broken, Average(), starts))
-
-
-class Broken:
-    """A source that cannot be read."""
-
-    def shape(self, key: str) -> tuple[int, ...] | None:
-        return None
-
-    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no such disk")
-
-    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None
-
-    def origin(self, key: str) -> str:
-        return "nowhere"
 
 
 def test_leaving_early_stops_the_threads() -> None:

@@ -17,13 +17,9 @@ from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.settings import Tuning
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 BASES = {"words": "bert", "levels": "vit"}  # of the two tasks
+Tune = Callable[..., dict[str, float]]
 COUNTS: dict[Split, int] = {"train": 96, "val": 32}
 
 
@@ -71,6 +67,9 @@ class Words:
 
     def digest(self) -> str:
         return "words"
+
+
+PROCESSORS: dict[str, Any] = {"text": Words(), "image": PixelProcessor(8)}
 
 
 def words_task(name: str, tokens: tuple[int, ...], *, seed: int = 0) -> Task:
@@ -143,19 +142,14 @@ def base(task: Task, bases: Path) -> Path:
     return bases / BASES[task.name]
 
 
-@pytest.fixture(scope="session")
-def processors() -> dict[str, Any]:
-    return {"text": Words(), "image": PixelProcessor(8)}
-
-
 @pytest.fixture
-def tune(bases: Path, processors: dict[str, Any]) -> Callable[..., dict[str, float]]:
+def tune(bases: Path) -> Tune:
     """`tune(task, out, mode=..., ...)`: quick settings, each of which can be replaced."""
 
     def tuner(task: Task, out: Path, *, more: dict[str, Any] | None = None, **settings: Any) -> dict[str, float]:
         quick: dict[str, Any] = {"epochs": 3.0, "batch": 16, "lr": 3e-3, "head_lr": 1e-2, "device": "cpu"}
         base = bases / ("bert" if task.modality == "text" else "vit")
-        options: dict[str, Any] = {"base": base, "processor": processors[task.modality], **(more or {})}
+        options: dict[str, Any] = {"base": base, "processor": PROCESSORS[task.modality], **(more or {})}
         return finetune(task, out=out, settings=Tuning(**{**quick, **settings}), **options)
 
     return tuner

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tuning.conftest import PROCESSORS
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
@@ -69,13 +70,13 @@ def test_samples_repeat_nothing_and_are_as_large_as_can_be() -> None:
     assert chosen == sample(100, 7, seed=0, step=3).tolist() != sample(100, 7, seed=0, step=4).tolist()
 
 
-def test_batches_in_order_with_labels(words: Task, processors: dict[str, Any]) -> None:
-    feed = Feed([words["train"], words["val"].unlabelled()], processors["text"], torch.device("cpu"))
+def test_batches_in_order_with_labels(words: Task) -> None:
+    feed = Feed([words["train"], words["val"].unlabelled()], PROCESSORS["text"], torch.device("cpu"))
     labels = torch.cat([labels for _, labels in feed.ordered(0, 40)])
     assert labels.tolist() == list(words["train"].labels if words["train"].labels is not None else [])
     batch, unknown = feed.batch(1, torch.tensor([3, 0]))
     assert unknown.tolist() == [-1, -1]
-    expected = processors["text"]([words["val"].inputs[3], words["val"].inputs[0]])
+    expected = PROCESSORS["text"]([words["val"].inputs[3], words["val"].inputs[0]])
     assert batch["input_ids"].tolist() == expected["input_ids"].tolist()
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tuning.conftest import BASES, Killed, Reports
+from tests.tuning.conftest import BASES, PROCESSORS, Killed, Reports, Tune
 
 import orthomerge
 from orthomerge.core.errors import (
@@ -31,8 +31,6 @@ from orthomerge.models.networks import LinearisedEncoder, deltas_between
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning import finetune as module
 from orthomerge.tuning.model import load_base, write_weights
-
-Tune = Callable[..., dict[str, float]]
 
 # Per mode: what the quick settings lack.
 MODES: dict[str, dict[str, Any]] = {
@@ -91,7 +89,7 @@ def test_every_mode_learns(task: Task, mode: str, tune: Tune, tmp_path: Path) ->
 
 
 def test_stock_transformers_loads_it_and_gives_the_same_logits(
-    task: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    task: Task, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
     write = write_weights
@@ -102,7 +100,7 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
 
     monkeypatch.setattr(module, "write_weights", spy)
     tune(task, tmp_path / "out", epochs=1.0)
-    batch = processors[task.modality](task["val"].inputs)
+    batch = PROCESSORS[task.modality](task["val"].inputs)
     own, class_name = family(BASES[task.name]), STOCK[task.name]
     with torch.no_grad():
         ours = kept[1](own.features(kept[0], batch, own.default_pooling))
@@ -114,9 +112,7 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
     assert (tmp_path / "out" / "vocab.txt").exists() == (task.name == "words")
 
 
-def test_an_adapter_is_read_and_merges_into_what_was_trained(
-    task: Task, base: Path, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_an_adapter_merges_into_what_was_trained(task: Task, base: Path, tune: Tune, tmp_path: Path) -> None:
     pooling = "mean" if task.name == "words" else "cls"
     metrics = tune(task, tmp_path / "lora", mode="lora", pooling=pooling, **MODES["lora"])
     adapter = read_adapter(tmp_path / "lora")
@@ -129,13 +125,11 @@ def test_an_adapter_is_read_and_merges_into_what_was_trained(
     experts = orthomerge.open({"x": tmp_path / "lora"}, base=base, check_base=False)
     assert experts.heads["x"].pooling == pooling  # as its config says
     for model in (orthomerge.merge(experts, scale=1.0), experts.teacher("x")):
-        features = encode(model, task["val"], task="x", how=Encoding(None, "cpu", processor=processors[task.modality]))
+        features = encode(model, task["val"], task="x", how=Encoding(None, "cpu", processor=PROCESSORS[task.modality]))
         assert accuracy(model.head("x")(features.values), task["val"]) == metrics["val_accuracy"]
 
 
-def test_peft_puts_the_adapter_on_the_stock_classifier(
-    bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_peft_puts_the_adapter_on_the_stock_classifier(bases: Path, levels: Task, tune: Tune, tmp_path: Path) -> None:
     metrics = tune(levels, tmp_path / "lora", mode="lora", **MODES["lora"])
     with quiet():
         from peft import PeftModel
@@ -144,7 +138,7 @@ def test_peft_puts_the_adapter_on_the_stock_classifier(
         model = ViTForImageClassification.from_pretrained(bases / "vit", num_labels=2)
         adapted = PeftModel.from_pretrained(model, tmp_path / "lora").eval()
     with torch.no_grad():
-        logits = adapted(**processors["image"](levels["val"].inputs)).logits
+        logits = adapted(**PROCESSORS["image"](levels["val"].inputs)).logits
     assert accuracy(logits, levels["val"]) == metrics["val_accuracy"]
 
 
@@ -157,11 +151,9 @@ def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
     return LinearisedEncoder(found, "mean", base, deltas), head
 
 
-def test_the_penalty_keeps_other_tasks_still(
-    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_the_penalty_keeps_other_tasks_still(bases: Path, words: Task, tune: Tune, tmp_path: Path) -> None:
     inputs = other(words)
-    batch = processors["text"](inputs.inputs)
+    batch = PROCESSORS["text"](inputs.inputs)
     norms = {}
     for mode, penalty in {"linearised": 0.1, "tau_jp": 0.1}.items():
         out = tmp_path / mode
@@ -233,9 +225,7 @@ def test_a_frozen_head_is_left_as_it_is(task: Task, tune: Tune, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", ["frozen_head", "linearised", "lora"])
-def test_clip_with_a_head_from_text(
-    mode: str, bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_clip_with_a_head_from_text(mode: str, bases: Path, levels: Task, tune: Tune, tmp_path: Path) -> None:
     head = Head(Linear(20 * torch.eye(2, 8), torch.zeros(2)), levels.labels, normalise=True)
     more = {"base": bases / "clip", "head": head}
     metrics = tune(levels, tmp_path / "out", mode=mode, more=more, **MODES.get(mode, {}))
@@ -250,15 +240,13 @@ def test_clip_with_a_head_from_text(
     encoder = load_base(tmp_path / "out", family("clip"), "projection").module
     if mode == "frozen_head":
         with torch.no_grad():
-            logits = head(encoder(**processors["image"](levels["val"].inputs)).image_embeds)
+            logits = head(encoder(**PROCESSORS["image"](levels["val"].inputs)).image_embeds)
         assert accuracy(logits, levels["val"]) == metrics["val_accuracy"]
 
 
-def test_clip_without_a_head_gets_a_linear_one(
-    bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_clip_without_a_head_gets_a_linear_one(bases: Path, levels: Task, tune: Tune, tmp_path: Path) -> None:
     metrics = tune(levels, tmp_path / "out", more={"base": bases / "clip"})
-    batch = processors["image"](levels["val"].inputs)
+    batch = PROCESSORS["image"](levels["val"].inputs)
     assert (
         accuracy(stock(tmp_path / "out", "CLIPForImageClassification", batch), levels["val"]) == metrics["val_accuracy"]
     )
@@ -293,9 +281,6 @@ def test_without_validation_data_there_is_no_validation_accuracy(words: Task, tu
     assert json.loads((tmp_path / "out" / "config.json").read_text())["orthomerge"]["val_accuracy"] is None
 
 
-# Refusals.
-
-
 class Broken:
     """Gives good pixels until call number `from_call`."""
 
@@ -325,24 +310,22 @@ def poison(optimiser: torch.optim.Optimizer) -> None:
 
 
 def test_a_loss_that_is_no_number_names_task_and_step(
-    levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    levels: Task, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One call finds the width, six and two are the first epoch, three are steps of the second.
-    processor = Broken(processors["image"], 1 + 6 + 2 + 3)
+    processor = Broken(PROCESSORS["image"], 1 + 6 + 2 + 3)
     with pytest.raises(NumericalError, match=r"task 'levels': the loss is nan at step 10 of 18; lower 'lr'"):
         tune(levels, tmp_path / "out", more={"processor": processor})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(NumericalError, match=r"the loss is nan at step 1 of 6 of the head's own"):
-        tune(levels, tmp_path / "out", mode="head_first", more={"processor": Broken(processors["image"], 1)})
+        tune(levels, tmp_path / "out", mode="head_first", more={"processor": Broken(PROCESSORS["image"], 1)})
     monkeypatch.setattr(torch.optim.AdamW, "step", poison)
     with pytest.raises(NumericalError, match=r"weights are not finite after step 1 of 1; lower 'lr'"):
         tune(levels, tmp_path / "out", steps=1)
 
 
-def test_a_device_that_is_full_says_what_to_do(
-    levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
-    full = Broken(processors["image"], 3, torch.OutOfMemoryError("CUDA out of memory"))
+def test_a_device_that_is_full_says_what_to_do(levels: Task, tune: Tune, tmp_path: Path) -> None:
+    full = Broken(PROCESSORS["image"], 3, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(OrthomergeError, match="the device ran out of memory with batches of 16; lower 'batch'"):
         tune(levels, tmp_path / "out", more={"processor": full})
 
@@ -352,6 +335,8 @@ def head_of(rows: int, width: int, labels: tuple[str, ...], **more: Any) -> Head
 
 
 LABELS = ("has-5", "has-6")  # of the task `words`
+CLIP = {"base": "clip", "family": "clip"}
+NORMALISING = head_of(2, 32, LABELS, normalise=True)
 EMPTY = Task("none", ("a", "b"), "text", {"train": Examples([], np.zeros(0, dtype=np.int64), "train")})
 UNLABELLED = Task("x", ("a", "b"), "text", {"train": Examples(["5", "6"], None, "train")})
 REFUSED: list[tuple[str | Task, dict[str, Any], type[OrthomergeError], str]] = [
@@ -364,20 +349,15 @@ REFUSED: list[tuple[str | Task, dict[str, Any], type[OrthomergeError], str]] = [
     ("words", {"augment": "shift"}, RecipeError, "'augment' must be none .* reads 'text', got 'shift': .*; leave"),
     ("levels", {"base": "bert"}, IncompatibleError, "task 'levels' has modality 'image', but family 'bert' reads"),
     ("words", {"family": "vit"}, RecipeError, "is of model type 'bert', family 'vit' reads 'vit'"),
-    ("levels", {"base": "clip", "family": "clip"}, RecipeError, "'clip' has no head, which mode 'full' trains"),
-    (
-        "levels",
-        {"base": "clip", "family": "clip", "mode": "linearised"},
-        RecipeError,
-        "this family has no head; give one as `head`",
-    ),
+    ("levels", CLIP, RecipeError, "'clip' has no head, which mode 'full' trains"),
+    ("levels", {**CLIP, "mode": "linearised"}, RecipeError, "this family has no head; give one as `head`"),
     ("words", {"head": head_of(2, 7, LABELS)}, IncompatibleError, "the head reads 7 features, the encoder gives 32"),
     ("words", {"head": head_of(2, 32, ("a", "b"))}, IncompatibleError, "label sets differ: 'a', 'b', 'has-5' and 1"),
     (
         "words",
-        {"head": head_of(2, 32, LABELS, normalise=True)},
+        {"head": NORMALISING},
         IncompatibleError,
-        r"the layers of the head differ from the family's own \(classifier\)",
+        r"layers of the head differ from the family's own \(classifier\)",
     ),
 ]
 

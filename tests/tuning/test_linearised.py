@@ -1,12 +1,11 @@
 """The tangent model: f at tau = 0, affine in tau, its derivative that of the network; its merges add up exactly."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.tuning.conftest import PROCESSORS, Tune
 from torch import nn
 
 import orthomerge
@@ -32,14 +31,12 @@ def load(bases: Path, name: str, pooling: str = "cls") -> nn.Module:
 
 
 @pytest.fixture(params=["bert-pooler", "bert-cls", "vit-cls", "clip-projection"])
-def setting(
-    request: pytest.FixtureRequest, bases: Path, words: Task, levels: Task, processors: dict[str, Any]
-) -> Setting:
+def setting(request: pytest.FixtureRequest, bases: Path, words: Task, levels: Task) -> Setting:
     """Family, pooling, encoder in float64, batch."""
     name, pooling = request.param.split("-")
     found = family(name)
     task = words if name == "bert" else levels
-    batch = processors[task.modality](task["train"].inputs[:5])
+    batch = PROCESSORS[task.modality](task["train"].inputs[:5])
     encoder = load(bases, name, pooling)
     doubles = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
     return found, pooling, encoder.double(), doubles
@@ -100,19 +97,19 @@ def test_its_gradient_is_the_transposed_jacobian(setting: Setting) -> None:
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
-def test_train_mode_has_no_dropout(bases: Path, words: Task, processors: dict[str, Any]) -> None:
+def test_train_mode_has_no_dropout(bases: Path, words: Task) -> None:
     found = family("bert")
     model = LinearisedEncoder(found, "mean", load(bases, "bert")).train()
-    batch = processors["text"](words["train"].inputs[:5])
+    batch = PROCESSORS["text"](words["train"].inputs[:5])
     assert model.training
     assert torch.equal(model(batch), model(batch))
 
 
-def test_works_without_gradients_of_any_kind(bases: Path, words: Task, processors: dict[str, Any]) -> None:
+def test_works_without_gradients_of_any_kind(bases: Path, words: Task) -> None:
     found = family("bert")
     encoder = load(bases, "bert")
     features = LinearisedEncoder(found, "mean", encoder, direction(encoder, 5))
-    batch = processors["text"](words["train"].inputs[:5])
+    batch = PROCESSORS["text"](words["train"].inputs[:5])
     with torch.inference_mode():
         inside = features(batch)
     with torch.no_grad():
@@ -136,7 +133,7 @@ near = partial(torch.testing.assert_close, atol=2e-4, rtol=1e-4)  # weights are 
 
 
 @pytest.fixture
-def experts(task: Task, base: Path, tune: Callable[..., dict[str, float]], tmp_path: Path) -> Experts:
+def experts(task: Task, base: Path, tune: Tune, tmp_path: Path) -> Experts:
     """Three of one task that went different ways."""
     for seed in range(3):
         tune(task, tmp_path / f"expert-{seed}", mode="linearised", seed=seed, steps=4, lr=1e-2)
@@ -145,8 +142,8 @@ def experts(task: Task, base: Path, tune: Callable[..., dict[str, float]], tmp_p
 
 
 @pytest.fixture
-def batch(task: Task, processors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    rows: dict[str, torch.Tensor] = processors[task.modality](task["val"].inputs[:8])
+def batch(task: Task) -> dict[str, torch.Tensor]:
+    rows: dict[str, torch.Tensor] = PROCESSORS[task.modality](task["val"].inputs[:8])
     return rows
 
 
@@ -162,9 +159,7 @@ def merged(experts: Experts, scale: float) -> Model:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_the_merge_is_the_base_plus_what_every_expert_changed(
-    scale: float, experts: Experts, batch: dict[str, torch.Tensor]
-) -> None:
+def test_a_merge_adds_what_experts_changed(scale: float, experts: Experts, batch: dict[str, torch.Tensor]) -> None:
     """f_lin(x; theta_b + lambda sum tau_t) = f_0(x) + lambda sum (f_lin(x; theta_t) - f_0(x))."""
     plain = merged(experts, scale)
     together = features(plain.linearised(experts.base), batch)
@@ -195,21 +190,17 @@ def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str
         near(features(model, batch), LinearisedEncoder(layout, pooling, encoder, tau)(batch))
 
 
-def test_an_expert_alone_scores_as_it_did_in_training(
-    task: Task, base: Path, tune: Callable[..., dict[str, float]], processors: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_expert_alone_scores_as_it_did_in_training(task: Task, base: Path, tune: Tune, tmp_path: Path) -> None:
     metrics = tune(task, tmp_path / "expert", mode="linearised", steps=6, lr=1e-2)
     experts = orthomerge.open({"t": tmp_path / "expert"}, base=base)
     model = experts.teacher("t").linearised(experts.base)
-    how = Encoding(None, "cpu", processor=processors[task.modality])
+    how = Encoding(None, "cpu", processor=PROCESSORS[task.modality])
     scored = encode(model, task["val"], task="t", how=how)
     assert scored.labels is not None
     assert counted(predict(model.head("t"), scored.values), scored.labels).value == metrics["val_accuracy"]
 
 
-def test_a_base_of_another_make(
-    levels: Task, bases: Path, tune: Callable[..., dict[str, float]], tmp_path: Path
-) -> None:
+def test_a_base_of_another_make(levels: Task, bases: Path, tune: Tune, tmp_path: Path) -> None:
     tune(levels, tmp_path / "expert", mode="linearised", steps=1)
     experts = orthomerge.open({"t": tmp_path / "expert"}, base=bases / "vit")
     with quiet():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tuning.conftest import Reports
+from tests.tuning.conftest import PROCESSORS, Reports
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
@@ -25,18 +25,10 @@ def tasks(levels: Task) -> dict[str, Task]:
     return {"two": levels, "three": Task("whatever", ("bright", "never", "dark"), "image", {"train": turned})}
 
 
-def test_heads_differ_and_the_encoder_is_one(
-    bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
-) -> None:
+def test_heads_differ_and_the_encoder_is_one(bases: Path, tasks: dict[str, Task], tmp_path: Path) -> None:
     reports = Reports()
-    metrics = finetune_jointly(
-        tasks,
-        base=bases / "vit",
-        out_root=tmp_path / "mtl",
-        settings=Tuning(**QUICK),
-        processor=processors["image"],
-        progress=reports,
-    )
+    options: dict[str, Any] = {"base": bases / "vit", "out_root": tmp_path / "mtl", "processor": PROCESSORS["image"]}
+    metrics = finetune_jointly(tasks, settings=Tuning(**QUICK), progress=reports, **options)
     assert sorted(path.name for path in (tmp_path / "mtl").iterdir()) == ["three", "two"]
     assert [path.name for path in tmp_path.iterdir()] == ["mtl"]
     assert metrics["two"]["val_accuracy"] > 0.85
@@ -60,8 +52,8 @@ def test_heads_differ_and_the_encoder_is_one(
     assert (config["orthomerge"]["task"], config["orthomerge"]["mode"]) == ("three", "multitask")
 
 
-def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"base": bases / "vit", "out_root": tmp_path / "mtl", "processor": processors["image"]}
+def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"base": bases / "vit", "out_root": tmp_path / "mtl", "processor": PROCESSORS["image"]}
     with pytest.raises(RecipeError, match="joint training must have mode full or head_first, got 'lora'"):
         finetune_jointly(tasks, settings=Tuning(mode="lora"), **options)
     with pytest.raises(RecipeError, match="joint training needs at least one task, got none"):

@@ -6,14 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import tangent
-from benchmarks.tangent import (
-    SCALES,
-    TITLES,
-    Outcome,
-    claim,
-    digits_study,
-    run,
-)
+from benchmarks.tangent import SCALES, TITLES, Outcome, claim, digits_study, run
 
 from orthomerge.data.task import Task
 from orthomerge.suites import digits
