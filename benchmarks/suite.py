@@ -88,7 +88,7 @@ def main() -> None:
         if method not in best:
             search = search_scale(suite.experts, method, suite.tasks, grid=grid, encoding=encoding)
             best[method] = search.best
-            say(f"{method}: scale {search.best:g} chosen on validation data\n{search.plot()}")
+            say(f"{method}: scale {search.best:g} chosen on validation data, where the means are {search.means}")
     merges: dict[str, dict[str, float]] = {"average": {}, **{method: {"scale": best[method]} for method in GRIDS}}
     subjects = list(suite.references().values())
     for method, options in merges.items():

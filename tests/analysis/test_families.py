@@ -1,4 +1,4 @@
-"""Planted maps are found and measured on other inputs; cosines, densities and points in the plane by hand."""
+"""Planted maps are found and measured on other inputs; cosines, histograms and points in the plane by hand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.analysis import families
 from orthomerge.analysis.detail import chosen_inputs
 from orthomerge.analysis.diagnosis import Bars, Lines, figure_key
-from orthomerge.analysis.families import Reading, family_figures, fit_maps, read_logits, read_mapped, relative_distance
-from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_figures, span
+from orthomerge.analysis.families import Reading, family_figures, fit_maps, read_logits, relative_distance
+from orthomerge.analysis.geometry import Geometry, geometry_figures
 from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Linear
@@ -60,10 +60,10 @@ def test_the_identity_reads_as_the_head_does(kind: str) -> None:
     head = head_of(kind)
     H, T = read_by(head, doubles(30, 6)), read_by(head, doubles(30, 6, seed=1))
     truth = logits_from(head, T).argmax(1)
-    perfect = read_mapped(torch.Tensor.double, T, T, head=head, truth=truth)
-    assert (perfect.distance, perfect.hits.mean()) == (0, 1)
+    perfect = read_logits(logits_from(head, T), logits_from(head, T), head=head, truth=truth)
+    assert (relative_distance(T, T), perfect.hits.mean()) == (0, 1)
     assert perfect.kl == pytest.approx(0, abs=1e-12)
-    other = read_mapped(torch.Tensor.double, H, T, head=head, truth=truth)
+    other = read_logits(logits_from(head, H), logits_from(head, T), head=head, truth=truth)
     assert other.kl > 0
     assert other.hits.mean() < 1
 
@@ -112,7 +112,7 @@ def test_cosine_and_coefficient_by_hand() -> None:
     assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
 
 
-def test_every_task_counts_alike_in_a_density() -> None:
+def test_every_task_counts_alike_in_a_histogram() -> None:
     many = Geometry(np.full(1000, 0.2), np.full(1000, 1.0))
     few = Geometry(np.full(10, 0.8), np.full(10, 1.0))
     tasks = {task: dict.fromkeys(("none", "orthogonal", "linear"), one) for task, one in (("many", many), ("few", few))}
@@ -120,36 +120,13 @@ def test_every_task_counts_alike_in_a_density() -> None:
     lines, _, bars = figures
     assert (type(lines), type(bars)) == (Lines, Bars)
     curve = lines.curves[0]
-    middle = [x < 0.5 for x in curve.x]
-    below = np.trapezoid([y for y, low in zip(curve.y, middle, strict=True) if low], [x for x in curve.x if x < 0.5])
+    width = curve.x[1] - curve.x[0]
+    areas = {x: width * y for x, y in zip(curve.x, curve.y, strict=True) if y}
     assert [curve.name for curve in lines.curves] == ["raw", "orthogonal", "linear"]
     assert "fitted on train inputs" in lines.caption
     assert bars.series[0].values == (0.2, 0.8)
-    assert below == pytest.approx(0.5, abs=0.01)
-
-
-NORMAL = [np.random.default_rng(count).normal(3.0, 0.7, count) for count in (1, 2, 7, 500)]
-NEAR_ONE = 1 - np.random.default_rng(0).exponential(0.02, 500)
-ENDS: dict[str, Any] = {"ends": (-1.0, 1.0)}
-
-
-@pytest.mark.parametrize(("values", "ends"), [*((values, {}) for values in (*NORMAL, np.ones(50))), (NEAR_ONE, ENDS)])
-def test_a_density_integrates_to_one(values: Any, ends: dict[str, Any]) -> None:
-    """Also of equal values, which are a narrow peak; nothing is lost at an end."""
-    grid = span(values, points=4001, **ends)
-    curve = density(values, grid, width=bandwidth(values), **ends)
-    assert np.trapezoid(curve, grid) == pytest.approx(1, abs=1e-3)
-
-
-def test_the_kernel_and_its_width_by_hand() -> None:
-    assert span(NEAR_ONE, points=4001, **ENDS)[-1] == 1.0
-    assert density(NEAR_ONE, np.array([1.001, -1.001]), width=0.1, **ENDS).tolist() == [0.0, 0.0]
-    assert bandwidth(np.ones(50)) == 1e-3
-    values = np.arange(1.0, 10.0)  # deviation sqrt(60 / 9), quarters 3 and 7
-    assert bandwidth(values) == pytest.approx(0.9 * min(math.sqrt(60 / 9), 4 / 1.34) * 9**-0.2)
-    top = 1 / (0.5 * math.sqrt(2 * math.pi))
-    found = density(np.array([2.0]), np.array([2.0, 2.5]), width=0.5)
-    assert found == pytest.approx([top, math.exp(-0.5) * top])
+    assert list(areas) == pytest.approx([0.2, 0.8], abs=width)
+    assert list(areas.values()) == pytest.approx([0.5, 0.5])
 
 
 def test_clusters_stay_apart_and_a_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:

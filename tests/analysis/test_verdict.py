@@ -139,9 +139,8 @@ def base(share: float) -> dict[str, Any]:
         ((0.9, 0.6, 0.7), base(0.8), "Accuracy", "more than the merge"),
         ((0.9, 0.6, 0.7), base(0.5), "Accuracy", "less than the merge"),
         ((0.9, 0.6, 0.7), base(0.6), "Accuracy", "a tie: the merge differs by 0.0"),
-        ((0.9, 0.6, 0.7), {"base": 61.5}, "Accuracy", "The base under the experts' heads has 61.5 %."),
         ((0.9, 0.6, 0.7), {"scales": {0.1: 80.0, 0.3: 70.0}, "scale": 0.3}, "Scale",
-         "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0; it lies at the end of what was tried"),
+         "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0"),
         ((0.9, 0.6, 0.7), {"scales": {0.1: 80.0}}, "Scale", "0.1 is the best (80.0 in the mean)."),
     ],
 )  # fmt: skip
@@ -159,7 +158,6 @@ def test_which_task_suffers_and_which_experts_conflict() -> None:
     worst, pair = findings["Which task suffers"], findings["Which experts conflict"]
     assert "'a' loses the most: 60.0 points" in worst.text
     assert "clearly more than the next, 'b' (10.0)" in worst.text
-    assert "No loss is certain on 'c'" in worst.text
     assert "'b' and 'c' pull against each other the most" in pair.text
     assert pair.numbers["sign conflict, %"] == pytest.approx(60)
     assert pair.numbers["cosine"] == -0.3
@@ -171,9 +169,6 @@ def test_tasks_and_pairs_that_cannot_be_told_apart() -> None:
     findings = of_tasks(hits, conflict=Conflict(("a", "b"), (), (), (), nothing, nothing))
     assert "'b' may lose as much (the intervals overlap)" in findings["Which task suffers"].text
     assert "Which experts conflict" not in findings
-    near = ((0, 0.5, 0.51), (0.5, 0, 0.495), (0.51, 0.495, 0))
-    tie = Conflict(("a", "b", "c"), (), (), (), ((0.0,) * 3,) * 3, near)
-    assert "no pair stands out" in of_tasks(hits, conflict=tie)["Which experts conflict"].text
 
 
 def test_recovery_by_hand() -> None:

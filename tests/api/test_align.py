@@ -327,8 +327,8 @@ def test_in_one_go_is_as_in_two(recipe: Recipe, berts: Path, tables: Path, tmp_p
 
 def problems(recipe: Recipe, **changed: Any) -> list[tuple[str, str]]:
     section: dict[str, Any] = {**vars(recipe.align), **changed}
-    found = plan(Recipe(**{**vars(recipe), "align": Align(**section)}))
-    return [(problem.where, problem.what) for problem in found.problems]
+    listed, _ = plan(Recipe(**{**vars(recipe), "align": Align(**section)}))
+    return [(problem.where, problem.what) for problem in listed]
 
 
 def test_a_plan_lists_what_is_wrong_with_the_section(recipe: Recipe) -> None:

@@ -169,7 +169,7 @@ def test_a_scale_that_is_chosen(berts: Path, tables: Path, tmp_path: Path) -> No
     assert "accuracy on validation data, by scale" in result.stderr
     manifest = json.loads(contents(tmp_path / "merged")["orthomerge.json"])
     scale = manifest["method"]["parameters"]["scale"]
-    assert f"{scale:5.2f}" in next(line for line in result.stderr.splitlines() if line.endswith(" <"))
+    assert f"the best is {scale:g}\n" in result.stderr
     assert manifest["alignment"]["aligner"] == "ridge"
     assert "uses no inputs" in refused("merge", path, data, "--method", "average", "--force", code=2)
 

@@ -313,10 +313,6 @@ def test_the_best_scale_and_the_smaller_of_equals() -> None:
     found = ScaleSearch("accuracy", curve)
     assert found.means == {1.0: 70.0, 0.3: 70.0, 0.1: 15.0}
     assert found.best == 0.3
-    rows = found.plot(width=14).splitlines()
-    assert rows[1] == " 0.30  70.0 ############## <"
-    assert rows[2] == " 0.10  15.0 ###"
-    assert not rows[0].endswith("<")
     assert (GRID[0], GRID[-1], len(GRID)) == (0.05, 1.0, 20)
 
 

@@ -291,7 +291,6 @@ def test_mean_spread_and_worst_seed() -> None:
     (line,) = lines([record("a", 0.25, shots=0.1), record("b", 0.75, shots=0.1)])
     assert (line.mean, line.worst_seed, line.spread, line.seeds) == (50, 50, None, 1)
     assert line.way.title == "knn, 10%"
-    assert lines([record("a", 0.6, metric="calibration")]) == []
 
 
 MARKDOWN = """\

@@ -200,7 +200,7 @@ def test_places_that_are_not_ours_and_recipes_with_problems(berts: Path, tmp_pat
     # Problems are found before any work.
     text = RECIPE.replace("protocol: knn", "protocol: knm").replace("three: three.csv}\n", "tree: x.csv}\n")
     recipe.write_text(text)
-    problems = plan(read_recipe(recipe)).problems
+    problems, _ = plan(read_recipe(recipe))
     assert [problem.where for problem in problems] == ["evaluate", *["evaluate: data of 'tree'"] * 2]
     assert "did you mean 'knn'" in str(problems[0])
     refused: list[tuple[str, type[OrthomergeError], str]] = [

@@ -61,7 +61,7 @@ report: {title: x}"""
     [
         ("evalute: {data: {a: x.csv}}", "unknown option 'evalute'; did you mean 'evaluate'"),
         ("evaluate: {}", "'evaluate': 'data' is missing"),
-        ("evaluate: {data: {}}", "nothing to score on"),
+        ("evaluate: {data: {}}", "'evaluate' has no data"),
         ("evaluate: {data: {a: x.csv}, protocol: [knn]}", "unknown option 'protocol'; did you mean 'protocols'"),
         ("evaluate: {data: {a: x.csv}, protocols: []}", "'protocols' is empty"),
         (SCORED % "{shot: 1}", "item 1: unknown option 'shot'; did you mean 'shots'"),
@@ -77,7 +77,7 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {point: 3}", "unknown option 'point'; did you mean 'points'"),
         ("evaluate: {data: {a: x.csv}}\nreport: {titel: x}", "unknown option 'titel'; did you mean 'title'"),
         ("align: {aligner: ridge}", "'align': 'data' is missing"),
-        ("align: {data: {}}", "nothing to align on"),
+        ("align: {data: {}}", "'align' has no data"),
         ("align: {data: {a: x.csv}, algner: ridge}", "unknown option 'algner'; did you mean 'aligner'"),
         ("align: {data: {a: x.csv}, split: tset}", r"must be train \| val \| test, got 'tset'; did you mean 'test'"),
         ("align: {data: {a: x.csv}, limit: 0}", "'limit' must be at least 1, got 0"),

@@ -23,7 +23,6 @@ from orthomerge.analysis.layers import FEWEST_FOR_CKA, layer_figures
 from orthomerge.analysis.points import LEAST, points_figure
 from orthomerge.analysis.recorded import (
     fit_figures,
-    recorded_base,
     recorded_name,
     recorded_witnesses,
     scale_figure,
@@ -104,7 +103,6 @@ def diagnose(
         correct,
         readings,
         per_class=min(comparison.fitted / len(comparison.head.labels) for comparison in comparisons.values()),
-        base=recorded_base(records, tuple(tasks)),
         free=not find_aligner(detail.aligner).extra,
         access=model.origin.access,
         witnesses=witnesses,
@@ -181,10 +179,7 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
         return
     among = tuple(setting.encoded.tasks)
     room = _IMAGES // len(among)
-    figure = points_figure(task, test, comparison, among=among, detail=setting.detail, image_bytes=room)
-    if task.modality == "image" and not figure.images:
-        setting.left_out[f"pictures of {task.name}"] = "too many or too large to be embedded"
-    yield figure
+    yield points_figure(task, test, comparison, among=among, detail=setting.detail, image_bytes=room)
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:

@@ -33,12 +33,16 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Curves over one axis: densities, sensitivity, accuracy by shots, losses."""
-
+class _Figure:
     key: str
     title: str
     caption: str
+
+
+@dataclass(frozen=True)
+class Lines(_Figure):
+    """Curves over one axis: histograms, sensitivity, accuracy by shots, losses."""
+
     x: str
     y: str
     curves: tuple[Curve, ...]
@@ -46,12 +50,9 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Heat:
+class Heat(_Figure):
     """One number per row and column: CKA, cosines, coefficients by layer. `diverging`: colours are centred at zero."""
 
-    key: str
-    title: str
-    caption: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
@@ -68,10 +69,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Bars:
-    key: str
-    title: str
-    caption: str
+class Bars(_Figure):
     groups: tuple[str, ...]
     unit: str
     series: tuple[Series, ...]
@@ -89,15 +87,12 @@ class View:
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(_Figure):
     """t-SNE of one task's inputs: expert, merged, aligned. `true`: class numbers, -1 where unknown.
 
     `texts` or `images` (PNG as a data URI) show the inputs; at most one of them is not empty.
     """
 
-    key: str
-    title: str
-    caption: str
     task: str
     classes: tuple[str, ...]
     true: tuple[int, ...]

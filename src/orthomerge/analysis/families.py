@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -72,16 +72,12 @@ def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Pr
     return Problem.of(pair, Head(blank, ("",), identity, "tanh"))
 
 
-def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    mapped = G(H)
-    reading = read_logits(logits_from(head, mapped), logits_from(head, T), head=head, truth=truth)
-    return replace(reading, distance=relative_distance(mapped, T))
-
-
-def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
+def read_logits(
+    z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor, distance: float = math.nan
+) -> Reading:
     kind = head_kind(head.kind)
     kl = max(0.0, float(kind.divergence(z.double(), z_T.double()).mean()))
-    return Reading(math.nan, kl, hits(kind.choices(z), truth, head.kind).numpy())
+    return Reading(distance, kl, hits(kind.choices(z), truth, head.kind).numpy())
 
 
 def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
@@ -119,7 +115,11 @@ def compare_task(
     H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
     H_fit, T_fit = (read_by(head, _sample(side, detail.maps, seed).values) for side in (support.merged, support.expert))
     maps = fit_maps(H_fit, T_fit, task=test.merged.task)
-    readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
+    mapped, teacher = {name: G(H) for name, G in maps.items()}, logits_from(head, T)
+    readings = {
+        name: read_logits(logits_from(head, X), teacher, head=head, truth=truth, distance=relative_distance(X, T))
+        for name, X in mapped.items()
+    }
     evidence = Evidence(head, support.merged.unlabelled(), support.expert.unlabelled(), seed)
     aligned = Aligned(make_aligner(detail.aligner)).build(evidence)
     logits = {"expert": logits_of(head, test.expert.values)}
@@ -136,7 +136,7 @@ def compare_task(
         logits["probe"] = logits_of(probe, test.merged.values)
     predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
     by_name = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
-    geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
+    geometry = {name: Geometry.of(mapped[name], T) for name in SHOWN}
     counts = {"mapped": len(H_fit), "fitted": len(support.merged), "probed": probed}
     return TaskComparison(geometry, readings, predicted, by_name, head, aligned, **counts)
 

@@ -30,7 +30,6 @@ import torch
 
 from orthomerge.analysis.detail import Detail, sample
 from orthomerge.analysis.diagnosis import Heat
-from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract
 from orthomerge.models.family import Family, Forward, Network, Pooling, cls
@@ -47,11 +46,7 @@ States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
 
 
 def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
-    """Return the unbiased CKA of two sets of features of the same inputs."""
-    if len(X) != len(Y) or len(X) < FEWEST_FOR_CKA:
-        raise IncompatibleError(
-            f"CKA needs features of the same inputs, at least {FEWEST_FOR_CKA}, got {list(X.shape)} and {list(Y.shape)}"
-        )
+    """Return the unbiased CKA of two sets of features of the same inputs, at least `FEWEST_FOR_CKA`."""
     X, Y = _centred(X.double()), _centred(Y.double())
     sizes = _hsic(X, X) * _hsic(Y, Y)
     return _hsic(X, Y) / math.sqrt(sizes) if sizes > 0 else math.nan
@@ -94,16 +89,16 @@ def layer_figures(
         return encode(encoded, mixed, task="all tasks", head=head, how=how).values
 
     # Encode the model first, so that a lazy merge is computed once.
-    heads = {task: head_of(model.head(task)) for task in tasks}
+    heads = [head_of(model.head(task)) for task in tasks]
     merged_states = {task: states(model, task) for task in tasks}
-    merged_features = {name: features(model, head) for name, head in _readers(model, heads).items()}
+    merged_features = features(model, heads[0])
     by_layer, encoders = {}, {}
     for task, expert in experts.items():
         own, merged = states(expert, task), merged_states[task]
         by_layer[task] = {name: linear_cka(merged[name], state) for name, state in own.items() if name in merged}
         encoders[task] = features(expert, head_of(expert.head(task)))
-    encoders |= merged_features
-    poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values()))
+    encoders[model.title if model.title not in encoders else f"{model.title} (merged)"] = merged_features
+    poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads))
     layers = tuple(next(iter(by_layer.values())))
     return (
         Heat(
@@ -128,18 +123,6 @@ def layer_figures(
             "CKA",
         ),
     )
-
-
-def _readers(model: Model, heads: Mapping[str, Head]) -> dict[str, Head]:
-    """Select one head per pooling and length that the heads of a model have, by its name in a figure."""
-    tasks: dict[tuple[str | None, int | None], str] = {}
-    for task, head in heads.items():
-        tasks.setdefault((head.pooling, head.max_length), task)
-    readers = {}
-    for task in tasks.values():
-        name = model.title if len(tasks) == 1 else f"{model.title} as {task}"
-        readers[f"{name} (merged)" if name in heads else name] = heads[task]
-    return readers
 
 
 def layer_states(

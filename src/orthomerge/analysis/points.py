@@ -95,15 +95,13 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
         raise RecipeError("t-SNE needs scikit-learn: pip install 'orthomerge[suites]'") from error
     perplexity = min(_PERPLEXITY, (len(X) - 1) / 3)
     tsne = TSNE(n_components=2, init="pca", learning_rate="auto", perplexity=perplexity, random_state=seed, n_jobs=1)
-    points = tsne.fit_transform(centred.float().numpy()).astype(np.float64)
-    centred_points: Plane = points - points.mean(0)
-    return centred_points
+    points = np.asarray(tsne.fit_transform(centred.float().numpy()), dtype=np.float64)
+    return np.asarray(points - points.mean(0), dtype=np.float64)
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
-    rotated_points: Plane = points @ A.T.numpy()
-    return rotated_points
+    return np.asarray(points @ A.T.numpy(), dtype=np.float64)
 
 
 def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.Tensor | None:

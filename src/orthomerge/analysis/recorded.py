@@ -2,13 +2,13 @@
 
 The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
 2023, arXiv 2212.04089). Coefficients are those of AdaMerging (Yang et al. 2024, arXiv 2310.02575): one number per task,
-or one per tensor, averaged by layer. Masks are those of MOMA (Figure 8). A manifest may come from another program:
-malformed parts are left out.
+or one per tensor, averaged by layer. Masks are those of MOMA (Figure 8).
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -41,11 +41,6 @@ def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model
 def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
     """Return the name in the records of the model with the digest `model`, or `name`."""
     return next((record.method for record in records if record.inputs.get("model") == model), name)
-
-
-def recorded_base(records: Sequence[Record], tasks: Sequence[str]) -> float | None:
-    base = (line for line in lines(records) if line.method == "base" and line.way.title == "current")
-    return next((line.mean for line in base if set(line.values) == set(tasks)), None)
 
 
 def scale_figure(search: ScaleSearch) -> Lines:
@@ -98,38 +93,38 @@ def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
 
 
 def fit_figures(facts: Mapping[str, Any]) -> tuple[Lines | Heat | Bars, ...]:
-    """Make figures of losses, coefficients and masks from the `fit` in the facts of a model, if it was fitted."""
-    fit = _mapping(facts.get("fit"))
-    found = _mapping(fit.get("facts"))
-    tables = (coefficient_figure(found.get("coefficients")), masking_figure(found.get("masked_by_tensor")))
-    return (*loss_figures(fit.get("curve")), *(figure for figure in tables if figure is not None))
+    """Make figures from the `fit` in the facts of a model; none if it was not fitted, or by a program unlike ours."""
+    try:
+        fit = facts["fit"]
+        losses = loss_figures(fit.get("curve") or ())
+        coefficients, masked = (fit["facts"].get(name) for name in ("coefficients", "masked_by_tensor"))
+        tables = (coefficient_figure(coefficients or {}), masking_figure(masked or {}))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ()
+    return (*losses, *(figure for figure in tables if figure is not None))
 
 
-def loss_figures(rows: object) -> tuple[Lines, ...]:
+def loss_figures(rows: Sequence[Mapping[str, float]]) -> tuple[Lines, ...]:
     """Make figures of training and held-out loss, each if it has two values or more; their scales differ."""
     figures = []
-    mappings = [_mapping(row) for row in rows] if isinstance(rows, list | tuple) else []
     for name, (key, title, caption) in _LOSSES.items():
-        points = [(_number(row.get("step")), _number(row.get(name))) for row in mappings]
-        points = [point for point in points if all(map(math.isfinite, point))]
+        points = [(float(row["step"]), float(row[name])) for row in rows if math.isfinite(row.get(name, math.nan))]
         if len(points) > 1:
             x, y = zip(*points, strict=True)
             figures.append(Lines(key, title, caption, "step", "loss", (Curve("loss", x, y),)))
     return tuple(figures)
 
 
-def coefficient_figure(table: object) -> Heat | None:
-    """Make a heat map of coefficients by layer and task; None if the table is malformed."""
+def coefficient_figure(table: Mapping[str, float | Mapping[str, float]]) -> Heat | None:
+    """Make a heat map of coefficients by layer and task."""
     by_task: dict[str, dict[str, list[float]]] = {}
-    for task, values in _mapping(table).items():
-        groups = by_task.setdefault(str(task), {})
+    for task, values in table.items():
+        groups = by_task.setdefault(task, {})
         for name, value in (values if isinstance(values, Mapping) else {_WHOLE: values}).items():
-            layer = _WHOLE if name == _WHOLE else layer_of(str(name))
-            groups.setdefault(layer, []).append(_number(value))
-    numbers = [value for groups in by_task.values() for values in groups.values() for value in values]
-    if not numbers or not all(map(math.isfinite, numbers)):
-        return None
+            groups.setdefault(_WHOLE if name == _WHOLE else layer_of(name), []).append(float(value))
     layers = {layer for groups in by_task.values() for layer in groups}
+    if not layers:
+        return None
     rows = (_WHOLE,) if layers == {_WHOLE} else in_order(layers - {_WHOLE})
     return Heat(
         "coefficients",
@@ -142,31 +137,21 @@ def coefficient_figure(table: object) -> Heat | None:
     )
 
 
-def masking_figure(table: object) -> Bars | None:
-    """Make a figure of the elements that a mask makes less than half of, by layer; None if the table is malformed."""
-    by_layer: dict[str, list[float]] = {}
-    for name, counts in _mapping(table).items():
-        sums = by_layer.setdefault(layer_of(str(name)), [0.0, 0.0])
-        for place, key in enumerate(("masked", "of")):
-            sums[place] += _number(_mapping(counts).get(key))
-    masked, changed = (sum(counts) for counts in zip(*by_layer.values(), strict=True)) if by_layer else (0.0, 0.0)
-    if not changed > 0:
+def masking_figure(table: Mapping[str, Mapping[str, float]]) -> Bars | None:
+    """Make a figure of the elements that a mask makes less than half of, by layer."""
+    masked, changed = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name, counts in table.items():
+        masked[layer_of(name)] += counts["masked"]
+        changed[layer_of(name)] += counts["of"]
+    layers = tuple(layer for layer in in_order(changed) if changed[layer])
+    if not layers:
         return None
-    layers = tuple(layer for layer in in_order(by_layer) if by_layer[layer][1])
     return Bars(
         "masking",
         "How much the mask takes away",
         "Share of the merged vector's elements that the mask makes less than half of; "
-        f"{100 * masked / changed:.1f} % in all.",
+        f"{100 * sum(masked.values()) / sum(changed.values()):.1f} % in all.",
         layers,
         "%",
-        (Series("masked", tuple(100 * by_layer[layer][0] / by_layer[layer][1] for layer in layers)),),
+        (Series("masked", tuple(100 * masked[layer] / changed[layer] for layer in layers)),),
     )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

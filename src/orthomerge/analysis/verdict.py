@@ -27,11 +27,11 @@ _FEW = 25.0  # inputs per class below which an aligner may lack data
 class Case:
     """Evidence of a verdict: hits on test inputs by classifier, readings by family, each by task in the same order.
 
-    `hits`: of expert, merged, aligned, and base (with the experts' heads) if known; `base`: else its mean accuracy in
-    percent. `per_class`: the fewest inputs per class that the aligner was fitted to. `free`: whether it adds no
-    parameter. `access`: of the inputs that the merge was fitted to. `scales`: score by scale; `scale`: that of the
-    merge. `witnesses`: mean accuracies in percent of other classifiers of the merged features, fitted with labels, by
-    name. `commands`: command lines to suggest: `align` (writes a model), `score` (makes a table), `refit`, `probe`.
+    `hits`: of expert, merged, aligned, and base (with the experts' heads) if known. `per_class`: the fewest inputs per
+    class that the aligner was fitted to. `free`: whether it adds no parameter. `access`: of the inputs that the merge
+    was fitted to. `scales`: score by scale; `scale`: that of the merge. `witnesses`: mean accuracies in percent of
+    other classifiers of the merged features, fitted with labels, by name. `commands`: command lines to suggest: `align`
+    (writes a model), `score` (makes a table), `refit`, `probe`.
     """
 
     method: str
@@ -40,7 +40,6 @@ class Case:
     families: Mapping[str, Mapping[str, Reading]]
     _: KW_ONLY
     per_class: float
-    base: float | None = None
     free: bool = True
     access: Access = "data-free"
     witnesses: Mapping[str, Estimate] = field(default_factory=dict)
@@ -78,7 +77,6 @@ def _accuracy(case: Case, outcome: Recovery) -> Finding:
         text += " The merge was fitted to these very test inputs, which flatters it."
     text += f" Read through the aligner {case.aligner!r} it reaches {numbers['aligned']:.1f} %."
     numbers |= lost.numbers("lost")
-    base, against_base = case.base, ""
     if "base" in case.hits:
         base, gain = case.mean("base"), difference(case.hits["merged"], case.hits["base"], seed=case.seed)
         against_base = gain.choose(
@@ -86,7 +84,6 @@ def _accuracy(case: Case, outcome: Recovery) -> Finding:
             below=f", {-gain} more than the merge",
             tie=f", a tie: the merge differs by {gain}",
         )
-    if base is not None:
         numbers["base"] = base
         text += f" The base under the experts' heads has {base:.1f} %{against_base}."
     return Finding("Accuracy", text, numbers)
@@ -197,9 +194,6 @@ def _worst_task(case: Case) -> Finding | None:
         text += f"; {some(near)} may lose as much (the intervals overlap)."
     else:
         text += f", clearly more than the next, {order[1]!r} ({second.value:.1f})."
-    unharmed = [task for task in order if not losses[task].above]
-    if unharmed:
-        text += f" No loss is certain on {some(unharmed)}."
     return Finding("Which task suffers", text, numbers)
 
 
@@ -207,8 +201,8 @@ def _conflicts(case: Case) -> Finding | None:
     if case.conflict is None:
         return None
     tasks, conflict = case.conflict.tasks, case.conflict
-    signs = {(i, j): 100 * conflict.signs[i][j] for i in range(len(tasks)) for j in range(i)}
-    signs = {pair: value for pair, value in signs.items() if not math.isnan(value)}
+    pairs = ((i, j) for i in range(len(tasks)) for j in range(i))
+    signs = {(i, j): 100 * conflict.signs[i][j] for i, j in pairs if not math.isnan(conflict.signs[i][j])}
     if not signs:
         return None
     (i, j), (k, m) = max(signs, key=signs.__getitem__), min(signs, key=signs.__getitem__)
@@ -219,8 +213,6 @@ def _conflicts(case: Case) -> Finding | None:
     )
     if len(signs) > 1:
         text += f" The least is {least:.1f} %, {tasks[m]!r} and {tasks[k]!r}."
-        if most - least < 2:
-            text += " All pairs are within two points of each other: no pair stands out."
     numbers = {"sign conflict, %": most, "cosine": cosine, "least sign conflict, %": least}
     return Finding("Which experts conflict", text, {n: value for n, value in numbers.items() if not math.isnan(value)})
 
@@ -233,8 +225,6 @@ def _scale(case: Case) -> Finding | None:
     text = f"Of the scales tried on validation inputs {best:g} is the best ({scales[best]:.1f} in the mean)"
     if current is not None and scales.get(current, math.inf) < scales[best]:
         text += f"; at {current:g}, as merged, it is {scales[current]:.1f}"
-    if best in (min(scales), max(scales)) and len(scales) > 1:
-        text += "; it lies at the end of what was tried"
     return Finding("Scale", f"{text}.", {f"at {scale:g}": score for scale, score in scales.items()})
 
 

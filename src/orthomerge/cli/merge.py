@@ -66,11 +66,11 @@ def merge(
         max_shard_size=max_shard_size,
     )
     if dry_run:
-        planned = plan(recipe)
-        yield planned.document
-        yield from _plan(planned.document)
-        if planned.problems:
-            raise SystemExit(planned.problems[0].error.exit_code)
+        problems, document = plan(recipe)
+        yield document
+        yield from _plan(document)
+        if problems:
+            raise SystemExit(problems[0].error.exit_code)
         return
     if recipe.searches_scale:
         from orthomerge.api.merge import search_scale
@@ -80,7 +80,8 @@ def merge(
         how = {"seed": recipe.seed, "device": recipe.device, "vector": recipe.vector}
         search = search_scale(opened, recipe.method, columns.of(data), recipe.parameters, **how)
         recipe = recipe.with_scale(search.best)
-        progress.say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
+        curve = ", ".join(f"{scale:g}: {value:.1f}" for scale, value in search.means.items())
+        progress.say(f"{search.criterion} on validation data, by scale: {curve}; the best is {search.best:g}")
     started = time.perf_counter()
     folder = write(recipe, force=force, progress=progress)
     manifest = read_manifest(folder)

@@ -133,8 +133,6 @@ def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]
     """Group records by protocol and method; joint label spaces of different tasks are not compared."""
     rows: dict[tuple[Way, str], _Row] = {}
     for record in records:
-        if not record.headline:
-            continue
         seeds = rows.setdefault((record.way, record.method), {}).setdefault(record.task, {})
         if record.seed in seeds:
             raise IncompatibleError(

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.protocols import Evidence, Need
 
 _MOST = 1 << 22  # distances in memory at once: 32 MiB
@@ -45,10 +44,6 @@ class MeanDistance:
     labels: tuple[str, ...]
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        if features.ndim != 2 or features.shape[1] != self.anchors.shape[1]:
-            raise IncompatibleError(
-                f"features must be [n, {self.anchors.shape[1]}] like the anchors, got {tuple(features.shape)}"
-            )
         # |x|^2 + |a|^2 - 2 x.a loses digits by cancellation: float64 and centring at the anchors' mean keep enough.
         anchors = self.anchors.to(features.device, torch.float64)
         middle = anchors.mean(0)

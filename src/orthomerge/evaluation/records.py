@@ -6,16 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.core.schema import build
 from orthomerge.data.task import Access, Split
 from orthomerge.files.replacing import replace_file
-from orthomerge.models.heads import KINDS
 
 INFO = "run.json"
-_HEADLINES = frozenset(kind.metric for kind in KINDS.values())
 _USUAL: dict[Access, Split | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 
 
@@ -57,7 +55,7 @@ class Record:
     task: str
     method: str
     protocol: str
-    metric: str
+    metric: Literal["accuracy"]
     value: float
     low: float
     high: float
@@ -75,11 +73,6 @@ class Record:
     suite: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def headline(self) -> bool:
-        """Whether tables and comparisons use this metric."""
-        return self.metric in _HEADLINES
 
     @property
     def way(self) -> Way:

@@ -130,14 +130,6 @@ class ScaleSearch:
     def best(self) -> float:
         return max(self.means, key=lambda scale: (self.means[scale], -scale))
 
-    def plot(self, width: int = 40) -> str:
-        top = max(self.means.values())
-        rows = []
-        for scale, value in self.means.items():
-            bar = "#" * max(0, round(width * value / max(top, 1e-9)))
-            rows.append(f"{scale:5.2f} {value:5.1f} {bar}{' <' if scale == self.best else ''}")
-        return "\n".join(rows)
-
 
 def search_scale(
     experts: Experts,

@@ -138,7 +138,7 @@ def read_notes(path: Path) -> list[str]:
 
 def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
     """Compare the methods of a run folder from its predictions; see `compare_records`."""
-    records = [record for record in read_records(folder / RECORDS) if record.headline]
+    records = read_records(folder / RECORDS)
     predictions = {str(record.predictions): read_predictions(folder, record) for record in records}
     return compare_records(records, predictions, against=against, margin=margin)
 

@@ -96,8 +96,7 @@ def lines(records: Iterable[Record]) -> list[Line]:
     """Average records over seeds, in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.headline:
-            groups.setdefault((record.method, record.way), []).append(record)
+        groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 
 

@@ -1,7 +1,6 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
-A head includes pooling, maximum length, and the meaning of its outputs (its kind, an entry of `KINDS`), because
-experts of one base differ in these.
+A head includes what differs among experts of one base: pooling, maximum length, and its kind, an entry of `KINDS`.
 
 `Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter.
 Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
@@ -15,7 +14,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, NumericalError, nearest, some
 from orthomerge.core.schema import find_row
@@ -193,7 +192,7 @@ class Prediction:
 class SingleLabel:
     """Heads with a softmax over labels of which exactly one is true. `metric`: name of the headline metric."""
 
-    metric = "accuracy"
+    metric: ClassVar[Literal["accuracy"]] = "accuracy"
 
     def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """KL(softmax(teacher) || softmax(student)) [n], which fits minimise (Hinton et al. 2015, arXiv 1503.02531)."""
@@ -218,7 +217,6 @@ class SingleLabel:
         return chosen == truth
 
     def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
-        """Turn logits [n, C] into labels with scores."""
         choices = self.choices(logits).tolist()
         rows = logits.double().softmax(1).tolist()
         return [

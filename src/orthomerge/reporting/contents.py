@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rich.filesize import decimal
 
 from orthomerge.analysis import diagnosis
 from orthomerge.analysis.diagnosis import Diagnosis
@@ -52,9 +55,8 @@ def read_contents(run: Path) -> RunContents:
         problem = "has no records.jsonl" if run.is_dir() else "is not a folder"
         raise CheckpointError(f"{run} {problem}; give the run folder that `orthomerge evaluate` wrote")
     records = read_records(path)
-    if not any(record.headline for record in records):
-        problem = "holds no accuracy" if records else "is empty"
-        raise CheckpointError(f"{path} {problem}: there is nothing to report; evaluate again")
+    if not records:
+        raise CheckpointError(f"{path} is empty: there is nothing to report; evaluate again")
     info = _read(run / INFO, read_info) or RunInfo()
     absent = [entry for entry in info.manifests if isinstance(entry, str) and not (run / entry).is_dir()]
     present = [entry for entry in info.manifests if entry not in absent]
@@ -105,7 +107,7 @@ def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
             Cell(role),
             Cell(entry["name"] + (f" @ {entry['revision']}" if entry.get("revision") else "")),
             Cell(", ".join(names[:_LABELS]) + ellipsis),
-            Cell(size_of(sum(file["size"] for file in files)) if files else ""),
+            Cell(decimal(sum(file["size"] for file in files)) if files else ""),
             Cell(f"{len(files)} files") if len(files) > 1 else _digest(files[0]["hash"] if files else ""),
         )
 
@@ -129,22 +131,9 @@ def _digest(digest: str) -> Cell:
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
-def size_of(count: float) -> str:
-    """Format a number of bytes: `1.5 kB`."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if count >= 1000:
-            count, unit = count / 1000, larger
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-
-
 def time_of(seconds: float) -> str:
-    """Format seconds: `2 min 05 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {remainder:02d} s"
+    """Format seconds: `2.5 s` or `0:02:05`."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def listed(values: object) -> str:

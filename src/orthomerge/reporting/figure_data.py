@@ -11,16 +11,14 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orthomerge.analysis.diagnosis import Bars, Curve, Figure, Heat, Points, Series
 from orthomerge.core.table import Value, csv_text, plain
-from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
+from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours
 
 _STEPS = 4000  # integer coordinates along the longer side of a frame
-_LONGEST = 600  # letters of a text
-_IMAGES = 4_000_000  # letters of all thumbnails together
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
@@ -37,22 +35,19 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def figure_csv(figure: Figure) -> str:
-    rows: list[list[Value]] = []
+    rows: Iterable[Sequence[Value]]
     if isinstance(figure, Points):
         return _points_csv(figure)
     if isinstance(figure, Heat):
         head = ["", *figure.columns]
-        rows += ([name, *values] for name, values in zip(figure.rows, figure.values, strict=True))
+        rows = ([name, *values] for name, values in zip(figure.rows, figure.values, strict=True))
     elif isinstance(figure, Bars):
         head = ["group", "series", "value", "low", "high"]
-        for series in figure.series:
-            rows += (
-                [group, series.name, *numbers] for group, *numbers in _with_band(figure.groups, series.values, series)
-            )
+        bars = ((item.name, _with_band(figure.groups, item.values, item)) for item in figure.series)
+        rows = ([group, name, *numbers] for name, band in bars for group, *numbers in band)
     else:
         head = ["curve", "x", "y", "low", "high"]
-        for curve in figure.curves:
-            rows += ([curve.name, *numbers] for numbers in _with_band(curve.x, curve.y, curve))
+        rows = ([item.name, *numbers] for item in figure.curves for numbers in _with_band(item.x, item.y, item))
     return csv_text(head, rows)
 
 
@@ -81,12 +76,8 @@ def json_block(document: Any) -> str:
     return text
 
 
-def points_payload(figures: Sequence[Points]) -> list[dict[str, Any]]:
+def points_payload(figure: Points) -> dict[str, Any]:
     """Convert points for the page's script; coordinates are integers in a frame that all views share."""
-    return [_payload(figure, _IMAGES // len(figures)) for figure in figures]
-
-
-def _payload(figure: Points, room: int) -> dict[str, Any]:
     points = [point for view in figure.views for point in zip(view.x, view.y, strict=True)]
     points = [point for point in points if all(map(math.isfinite, point))] or [(0.0, 0.0)]
     (left, right), (bottom, top) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
@@ -100,18 +91,9 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
         "colours": class_colours(len(figure.classes)),
         "size": [round(_STEPS * length / side) for length in (right - left, top - bottom)],
         "views": [{**vars(view), "x": placed(view.x, left, 1), "y": placed(view.y, top, -1)} for view in figure.views],
-        "texts": [cut(plain(text), _LONGEST) for text in figure.texts],
-        "images": _images(figure.images, room),
+        "texts": [plain(text) for text in figure.texts],
+        "images": [image if _PNG.fullmatch(image) else "" for image in figure.images],
     }
-
-
-def _images(images: Sequence[str], room: int) -> list[str]:
-    """Keep PNG thumbnails while there is room; others become empty."""
-    kept = []
-    for image in images:
-        kept.append(image if len(image) <= room and _PNG.fullmatch(image) else "")
-        room -= len(kept[-1])
-    return kept
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:

@@ -16,11 +16,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from rich.filesize import decimal
 
 from orthomerge.analysis.diagnosis import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
@@ -32,7 +33,7 @@ from orthomerge.files.documents import read_json
 from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
-from orthomerge.reporting.contents import RunContents, listed, numbers_of, read_contents, size_of, time_of
+from orthomerge.reporting.contents import RunContents, listed, numbers_of, read_contents, time_of
 from orthomerge.reporting.drawing import DrawnFigure, draw
 from orthomerge.reporting.figure_data import figure_csv, inline_svg, json_block, points_payload
 from orthomerge.reporting.tables import (
@@ -84,10 +85,9 @@ def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
     figures = list(contents.diagnosis.figures) if contents.diagnosis else []
     keys = [figure.key for figure in figures]
     for key in keys:
-        if not _KEY.fullmatch(key):
-            raise RecipeError(f"the figure {key!r:.80} must have a key of lower-case letters, digits and dashes")
-        if keys.count(key) > 1:
-            raise RecipeError(f"two figures of the diagnosis have the key {key!r}; diagnose again")
+        if not _KEY.fullmatch(key) or keys.count(key) > 1:
+            what = "must have a key of its own, of lower-case letters, digits and dashes"
+            raise RecipeError(f"the figure {key!r:.80} {what}; diagnose again")
     return figures if bars is None or {bars.key, "accuracy"} & set(keys) else [bars, *figures]
 
 
@@ -173,7 +173,7 @@ def _page(
         "comparisons": comparison_tables(contents.comparisons),
         "gallery": [plate for plate in plates if not plate["points"]],
         "static_points": [plate for plate in plates if plate["points"]],
-        "points": json_block(points_payload(points)) if points else None,
+        "points": json_block([points_payload(figure) for figure in points]) if points else None,
         "files": {name: _data_uri(name, content) for name, content in files.items()},
         "floor": _floor(boards),
         "best": next((row for board in boards for row in board.rows if row.best), None),
@@ -214,9 +214,7 @@ def templates() -> Any:
         lstrip_blocks=True,
     )
     environment.globals.update(legend=legend)
-    environment.filters.update(
-        prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of, plain=plain
-    )
+    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, time=time_of, size=decimal, plain=plain)
     return environment
 
 
@@ -225,20 +223,9 @@ def _prose(text: str) -> Any:
     from markupsafe import Markup, escape
 
     parts = text.replace(" %", "\u00a0%").split("`")
-    if len(parts) % 2 == 0:
-        return escape("`".join(parts))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
     )
-
-
-def _day(text: str) -> str:
-    """Format an ISO time for people; other texts are unchanged."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return f"{moment:%-d %B %Y, %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
 
 
 def _asset(name: str) -> str:

@@ -43,7 +43,7 @@ class Board:
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
     """Return one table per access class that occurs, inductive first."""
-    tasks = tuple(dict.fromkeys(record.task for record in records if record.headline))
+    tasks = tuple(dict.fromkeys(record.task for record in records))
     outcomes: dict[tuple[str, Way], dict[str, Any]] = {
         (item.reference, item.way): {"verdict": "reference"} for item in comparisons
     }
@@ -72,11 +72,13 @@ def _with_best(rows: Sequence[Line]) -> tuple[Line, ...]:
 def legend(board: Board) -> str:
     if not any(row.verdict for row in board.rows):
         return ""
-    points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
+    margin = (
+        "the margin" if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
+    )
     return (
         f"{MARKS['reference']} what the others that were scored in the same way are compared with; "
         f"{MARKS['better']} better, {MARKS['worse']} worse than it (paired bootstrap, Holm, p < 0.05); "
-        f"{MARKS['comparable']} comparable: less than {points or 'the margin'} apart by two one-sided tests; "
+        f"{MARKS['comparable']} comparable: less than {margin} apart by two one-sided tests; "
         f"{MARKS['undecided']} undecided."
     )
 
@@ -174,9 +176,8 @@ def _sentence(expert: Line | None, merged: Line | None, aligned: Line | None, ta
     if expert:
         parts.append(f"The experts score {expert.mean:.1f} % {over}.")
     if merged:
-        verb = "keeps" if expert and merged.mean < expert.mean else "reaches"
         where = "" if expert else f" {over}"
-        parts.append(f"Merged into one encoder by {merged.method}, the model {verb} {merged.mean:.1f} %{where}.")
+        parts.append(f"Merged into one encoder by {merged.method}, the model reaches {merged.mean:.1f} %{where}.")
     if merged and aligned:
         text = f"With its heads aligned it reaches {aligned.mean:.1f} %"
         if expert and expert.mean - merged.mean > _EXACT and aligned.mean > merged.mean:

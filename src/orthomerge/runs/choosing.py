@@ -121,11 +121,9 @@ def sweep_csv(rows: Sequence[Row], tasks: Sequence[str]) -> str:
     cells = list[tuple[Value, ...]]()
     for row in rows:
         line, way = row.test, row.way
-        numbers: list[float | None] = [None if row.val is None else row.val.mean]
-        if line is None:
-            numbers += [None] * (4 + len(tasks))
-        else:
-            numbers += [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
+        values = {} if line is None else line.values
+        means = [getattr(line, name, None) for name in ("mean", "low", "high", "spread")]
+        numbers = [getattr(row.val, "mean", None), *means, *map(values.get, tasks)]
         cells.append(
             (
                 row.budget,

@@ -56,12 +56,12 @@ class Done:
     found: bool
 
 
+@dataclass(eq=False)
 class ArtifactError(Exception):
     """Error of one artifact, raised after all running ones have ended."""
 
-    def __init__(self, artifact: Artifact, error: Exception) -> None:
-        super().__init__(str(error))
-        self.artifact, self.error = artifact, error
+    artifact: Artifact
+    error: Exception
 
 
 def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator[Done]:

@@ -17,7 +17,6 @@ from typing import Any
 from orthomerge.core.errors import RecipeError, nearest, some
 from orthomerge.core.schema import build
 
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _ALL = ("weight", "density", "lambda", "normalize")
 # Methods by their name in mergekit: our name, and mergekit's parameters.
 _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -34,13 +33,8 @@ _METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _REFUSED = {
     "slices": "only whole models can be merged here: list them under 'models'",
     "modules": "only whole models can be merged here: list them under 'models'",
-    "out_dtype": "give the type of the output as 'dtype'",
     "tokenizer": "embeddings are never rearranged: merge models with one vocabulary, and leave it out",
-    "chat_template": "a classifier has no use for it: leave it out",
     "random_seed": "leave it out, or write a recipe of ours, which has 'seed'",
-    "gamma": "leave it out for mergekit's 0.01, or write a recipe of ours with 'breadcrumbs'",
-    "rescale": "leave it out for mergekit's default, or write a recipe of ours",
-    "filter_wise": "here each tensor has one angle: leave it out",
 }
 _SMALLEST_SUM = 1e-8  # of weights that are divided by their sum, as in mergekit
 
@@ -90,8 +84,6 @@ def _translated(config: _Config) -> dict[str, Any]:
         fix = "if all models share one tokenizer, leave it out, or use 'base' with a 'base_model'"
         raise RecipeError(f"tokenizer source {source!r} rearranges the embeddings, which is not done here; {fix}")
     dtype = config.dtype.removeprefix("torch.")
-    if dtype not in ("keep", *_DTYPES):
-        raise RecipeError(f"cannot write weights as {dtype!r}; {nearest(dtype, _DTYPES)}")
     read = {"linear": _linear, "slerp": _slerp}.get(method, _task_vectors)
     models, parameters = read(config)
     experts = dict(zip(_names(models), models, strict=True))

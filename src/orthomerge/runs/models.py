@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,8 @@ from orthomerge.runs.sections import Align, protocols_of
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Problems of a recipe, and a document with them and what the merge would read and write."""
-
-    problems: list[Problem]
-    document: dict[str, Any]
-
-
-def plan(recipe: Recipe) -> Plan:
-    """Plan a recipe from headers, with every problem; nothing is computed or written."""
+def plan(recipe: Recipe) -> tuple[list[Problem], dict[str, Any]]:
+    """List the problems of a recipe from headers, and describe them and what the merge would read and write."""
     if recipe.searches_scale:
         recipe = recipe.with_scale(1.0)  # the plan is the same for any number
     experts = Experts(recipe.opening)
@@ -63,7 +54,7 @@ def plan(recipe: Recipe) -> Plan:
                 check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
                 check_room(Path(recipe.out).expanduser().absolute().parent, size)
     listed = [{name: getattr(problem, name) for name in ("where", "what", "fix")} for problem in problems]
-    return Plan(problems, {"ok": not problems, "problems": listed, **document})
+    return problems, {"ok": not problems, "problems": listed, **document}
 
 
 def check_recipe(recipe: Recipe, *, merges: Sequence[Recipe] = ()) -> Experts:

@@ -58,6 +58,9 @@ class Recipe(OpeningOptions):
         if not -(2**63) <= self.seed < 2**63:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
+        for name in ("align", "fit", "evaluate"):
+            if getattr(self, name) is not None and not getattr(self, name).data:
+                raise RecipeError(f"{name!r} has no data: give that of at least one task as 'data', or leave it out")
         for name in ("diagnose", "report", "sweep"):
             if getattr(self, name) and self.evaluate is None:
                 raise RecipeError(f"{name!r} needs data: give a section 'evaluate' too, or leave {name!r} out")
@@ -93,11 +96,6 @@ class Recipe(OpeningOptions):
 
     def with_scale(self, scale: float) -> Recipe:
         return replace(self, parameters={**self.parameters, "scale": scale})
-
-    def with_merge(self, method: str, parameters: Mapping[str, Any], *, seed: int, fitted: bool) -> Recipe:
-        """Return the recipe with another merge of the same experts. `fitted`: whether it keeps the section `fit`."""
-        fit = self.fit if fitted else None
-        return replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
 
     def absolute(self) -> Recipe:
         """Return the recipe with absolute paths, for processes with other working directories."""

@@ -237,17 +237,12 @@ class _Run:
 
 
 def _machine() -> str:
-    """Describe processor, cores, memory, system and, if torch finds one, the GPU."""
+    """Describe cores, memory, system and, if torch finds one, the GPU."""
     import torch
 
-    processor = platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    system = f"{platform.system()} {platform.release()}"
-    return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}{gpu}"
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.platform()}{gpu}"
 
 
 def _place_model(content: Path, target: Path, *, force: bool, inputs: Iterable[Path]) -> None:

@@ -34,8 +34,6 @@ class Align:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise RecipeError("nothing to align on: give the inputs of at least one task as 'data'")
         at_least_one(limit=self.limit)
 
 
@@ -56,8 +54,6 @@ class Fit:
     save_every: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise RecipeError("nothing to fit to: give the inputs of every task as 'data'")
         at_least_one(limit=self.limit)
         not_negative(save_every=self.save_every or 0)
 
@@ -130,8 +126,6 @@ class Evaluate:
     batch: int = 64
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise RecipeError("nothing to score on: give the data of at least one task as 'data'")
         if not self.protocols:
             raise RecipeError("'protocols' is empty: name at least one, or leave it out")
         at_least_one(batch=self.batch)
