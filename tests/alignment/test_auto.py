@@ -121,7 +121,7 @@ def test_candidates_are_compared_on_inputs_that_they_were_not_fitted_to() -> Non
     assert KlProblem(many).candidate_losses(math.inf).shape == (4, 840)  # two folds of five hold 500
 
 
-def test_the_limits_are_options() -> None:
+def test_the_limits_are_options_and_many_classes_are_enough() -> None:
     task = planted_task(3)
     assert Auto(few=2).fit(task.pair, task.head).facts["aligner"] == MEAN
     assert Auto(few=4).fit(task.pair, task.head).facts["aligner"] == "kl-map"
@@ -130,9 +130,6 @@ def test_the_limits_are_options() -> None:
     for options in ({"few": -1.0}, {"few": math.nan}, {"enough": -1}):
         with pytest.raises(RecipeError, match=r"'(few|enough)' must be (at least 0|a finite number), got"):
             Auto(**options)
-
-
-def test_many_classes_with_an_input_each_are_enough() -> None:
     task = planted_task(1, classes=40)
     found = Auto().fit(task.pair, task.head)
     assert (found.facts["kept"], found.facts["aligner"]) == (True, MEAN)

@@ -198,7 +198,7 @@ def kl_with(losses: Sequence[Sequence[float]], monkeypatch: pytest.MonkeyPatch) 
     return KlProblem(problem_of("plain", count=12))
 
 
-def test_of_all_near_the_best_the_nearest_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_strength_is_the_nearest_to_the_default_of_all_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     default = STRENGTHS.index(DEFAULT)
     flat = [[1.0, 2.0, 3.0, 4.0] * 3] * len(STRENGTHS)
     assert kl_with(flat, monkeypatch).chosen() == DEFAULT
@@ -209,10 +209,7 @@ def test_of_all_near_the_best_the_nearest_to_the_default(monkeypatch: pytest.Mon
     assert kl_with(clear, monkeypatch).chosen() == STRENGTHS[default + 2]
     clear[default + 2] = [2.0, 2.1, 2.0, 2.1] * 3
     assert kl_with(clear, monkeypatch).chosen() == math.inf
-
-
-def test_past_the_best_no_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rising for the third time in a row: the rest would raise a KeyError here."""
+    # Rising for the third time in a row: the rest would raise a KeyError here.
     rows = [[value] * 12 for value in (5.0, 1.0, 0.5, 2.0, 3.0)]
     assert kl_with(rows, monkeypatch).chosen() == STRENGTHS[2]
 
@@ -241,12 +238,9 @@ def test_held_out_inputs_are_held_out() -> None:
     assert float(unchanged.mean()) == pytest.approx(divergence(problem.Z, logits_from(problem.head, problem.H)))
 
 
-def test_one_class_has_nothing_to_learn() -> None:
+def test_one_class_has_nothing_to_learn_and_a_head_that_is_not_finite_is_refused() -> None:
     head = linear_head(doubles(1, 6).float(), doubles(1, seed=1).float())
     assert same_head(KlMap().fit(pair_of(doubles(20, 6), doubles(20, 6, seed=1)), head).classifier, head)
-
-
-def test_a_head_that_is_not_finite() -> None:
     head = linear_head(torch.full((3, 6), math.nan), torch.zeros(3))
     with pytest.raises(NumericalError, match="kl-map diverged on 'toy'; raise its strength, or use 'ridge'"):
         KlMap(0.1).fit(pair_of(doubles(9, 6), doubles(9, 6, seed=1)), head)

@@ -39,7 +39,7 @@ def unit(X: torch.Tensor) -> float:
     return float(X.square().sum()) / X.shape[1]
 
 
-def test_by_hand() -> None:
+def test_by_hand_and_one_input_changes_nothing() -> None:
     """X^T X = 4 in the first direction, unit (4 + 0) / 2: strength 1 adds 2, and 4 / 6 of the residual is learned."""
     spectrum = Spectrum.of(torch.tensor([[2.0, 0.0]], dtype=torch.float64), biased=False)
     R = torch.tensor([[6.0]], dtype=torch.float64)
@@ -49,6 +49,8 @@ def test_by_hand() -> None:
     assert spectrum.change(R, math.inf).tolist() == [[0, 0]]
     # Without its only input nothing is learned: 6 / 3 over 1 - 4 / 6.
     assert spectrum.leave_one_out(R, 1.0).item() == pytest.approx(6)
+    problem = Problem.of(pair_of(doubles(1, 6), doubles(1, 6, seed=1)), head_of("plain"))
+    assert problem.strength == math.inf
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0, 30.0])
@@ -100,11 +102,6 @@ def test_the_chosen_strength_is_the_largest_near_the_best(kind: str, noise: floa
     ]
     assert problem.strength == max(good)
     assert Ridge().align(problem).facts == {"strength": max(good)}
-
-
-def test_one_input_chooses_no_change() -> None:
-    problem = Problem.of(pair_of(doubles(1, 6), doubles(1, 6, seed=1)), head_of("plain"))
-    assert problem.strength == math.inf
 
 
 def common(head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -108,13 +108,18 @@ def test_folding_is_exact(kind: str, project: bool) -> None:
     torch.testing.assert_close(found(pair.merged.values).double(), composed, atol=1e-5, rtol=0)
 
 
-def test_it_starts_at_the_unaligned_model_and_without_a_penalty_orth_m_is_aligned_m() -> None:
+def test_starts_and_an_encoder_that_did_not_change() -> None:
     head = head_of("plain")
     assert torch.equal(weight_of(AlignedM(steps=1, lr=1e-30).fit(PAIR, head).classifier), head.output.weight)
     one = OrthM(alpha=0, steps=20, lr=0.01, batch=8).fit(PAIR, head)
     other = AlignedM(steps=20, lr=0.01, batch=8).fit(PAIR, head)
     assert torch.equal(weight_of(one.classifier), weight_of(other.classifier))
     assert one.facts["loss"] == other.facts["loss"]
+    # All distances are zero: the gradient is zero at the kinks, not NaN.
+    merged = random(40, 6)
+    found = MomaOrthogonal(steps=20).fit(pair_of(merged, merged.clone()), head)
+    torch.testing.assert_close(weight_of(found.classifier), head.output.weight, atol=1e-6, rtol=0)
+    assert found.facts["defect"] == 0
 
 
 def eleven(*, scale: float, normalise: bool, biased: bool = False) -> Head:
@@ -206,11 +211,3 @@ def test_heads_that_normalise_see_unit_vectors_on_the_scale_of_the_features() ->
     found = options.fit(pair_of(merged, expert), linear_head(EYE, normalise=True))
     same = options.fit(pair_of(length * normalize(merged, dim=1), length * normalize(expert, dim=1)), SEES_A)
     torch.testing.assert_close(weight_of(found.classifier), weight_of(same.classifier), atol=1e-5, rtol=0)
-
-
-def test_an_encoder_that_did_not_change_stays_as_it_is() -> None:
-    """All distances are zero: the gradient is zero at the kinks, not NaN."""
-    merged, head = random(40, 6), head_of("plain")
-    found = MomaOrthogonal(steps=20).fit(pair_of(merged, merged.clone()), head)
-    torch.testing.assert_close(weight_of(found.classifier), head.output.weight, atol=1e-6, rtol=0)
-    assert found.facts["defect"] == 0

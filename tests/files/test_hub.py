@@ -99,14 +99,10 @@ def test_files_that_we_never_fetch_may_be_missing_offline(offline: Path) -> None
     assert fetch(NAME)[1] == COMMIT
 
 
-def test_offline_and_not_in_the_cache(offline: Path) -> None:
+def test_offline_and_not_or_not_all_in_the_cache(offline: Path) -> None:
     refused(NAME, r"'some-org/some.model' is not in the cache .*HF_HUB_OFFLINE.*`hf download")
     lay(offline, MODEL)
     refused(f"{NAME}@v2", r"'some-org/some.model@v2' is not in the cache")
-
-
-def test_offline_and_part_of_it_missing(offline: Path) -> None:
-    lay(offline, MODEL)
     list_tree(offline, [*MODEL, "tokenizer.json"])
     refused(NAME, "or not all of it, and HF_HUB_OFFLINE forbids fetching it")
 

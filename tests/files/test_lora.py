@@ -266,14 +266,6 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
         adapter.files[0].check_unchanged()
 
 
-def test_an_adapter_without_weights_and_a_config_that_is_too_long(tmp_path: Path) -> None:
-    write(tmp_path, PAIR, r=1)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
-    (tmp_path / "adapter_config.json").write_text('{"r": "' + "x" * (1 << 20) + '"}')
-    refused(tmp_path, "must have at most 1048576 bytes, got")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -352,10 +344,14 @@ def test_refused_tensors(tensors: dict[str, Any], options: dict[str, Any], messa
     refused(tmp_path, message)
 
 
-def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
+def test_keys_without_the_prefix_of_peft_no_weights_and_a_config_that_is_too_long(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
     refused(tmp_path, r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
+    (tmp_path / "adapter_config.json").write_text('{"r": "' + "x" * (1 << 20) + '"}')
+    refused(tmp_path, "must have at most 1048576 bytes, got")
 
 
 def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:

@@ -104,19 +104,14 @@ def test_a_path_may_be_relative_or_from_home(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "three" / MANIFEST).exists()
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), GeneratorExit()])
-def test_a_failure_leaves_nothing_and_is_passed_on(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        fail_within(tmp_path / "out", error)
-    assert list(tmp_path.iterdir()) == []
+PASSED_ON = (ValueError("x"), KeyboardInterrupt(), GeneratorExit())
+OF_THE_DISK = (OSError(errno.ENOSPC, "No space left"), shutil.SameFileError("the two are the same"))
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left"), shutil.SameFileError("the two are the same")]
-)
-def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path, error: OSError) -> None:
-    message = error.strerror or error
-    with pytest.raises(OutputError, match=f"cannot write .*out: {message}; nothing was left behind"):
+@pytest.mark.parametrize("error", [*PASSED_ON, *OF_THE_DISK])
+def test_a_failure_leaves_nothing_and_is_told(tmp_path: Path, error: BaseException) -> None:
+    told = f"cannot write .*out: {getattr(error, 'strerror', None) or error}; nothing was left behind"
+    with pytest.raises(type(error)) if error in PASSED_ON else pytest.raises(OutputError, match=told):
         fail_within(tmp_path / "out", error)
     assert list(tmp_path.iterdir()) == []
 
@@ -213,12 +208,15 @@ def test_what_appears_in_the_target_meanwhile_is_not_touched(tmp_path: Path) -> 
     assert ([path.name for path in out.iterdir()], beside(out)) == (["thesis.tex"], [])
 
 
-def test_other_markers_of_ownership(tmp_path: Path) -> None:
+def test_other_markers_of_ownership_and_a_target_beside_an_input(tmp_path: Path) -> None:
     work(tmp_path / "out", 1)
     with pytest.raises(OutputError, match=r"it has no other.json"):
         check_target(tmp_path / "out", force=True, marker="other.json")
     (tmp_path / "out" / MANIFEST).rename(tmp_path / "out" / "other.json")
     check_target(tmp_path / "out", force=True, marker="other.json")
+    (tmp_path / "in").mkdir()
+    for out in ("in2", "other/in"):
+        check_target(tmp_path / out, inputs=iter([tmp_path / "in", tmp_path / "nowhere"]))
 
 
 @pytest.mark.parametrize(
@@ -250,13 +248,7 @@ def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, source: str) 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_target_beside_an_input_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for out in ("in2", "other/in"):
-        check_target(tmp_path / out, inputs=iter([tmp_path / "in", tmp_path / "nowhere"]))
-
-
-def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
+def test_targets_that_no_folder_can_be_or_that_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     for out, match in (
@@ -271,8 +263,6 @@ def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
     refused(Path("/"), "/ was not written by orthomerge", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
-
-def test_a_target_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> Any:
         raise PermissionError(13, "Permission denied")
 

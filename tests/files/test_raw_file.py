@@ -83,7 +83,7 @@ def test_threads_that_read_at_once_do_not_spoil_the_hash(path: Path, seed: int) 
     assert file.digest() == digest(path)
 
 
-def test_reads_that_come_in_pieces_are_put_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_come_in_pieces_are_put_together_or_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.preadv
 
     def short(handle: int, buffers: list[memoryview], offset: int) -> int:
@@ -94,6 +94,13 @@ def test_reads_that_come_in_pieces_are_put_together(path: Path, monkeypatch: pyt
     assert bytes(file.read(5, 5_000).numpy()) == path.read_bytes()[5:5_005]
     assert file.bytes(100, 2_000) == path.read_bytes()[100:2_100]  # which does not count for the hash
     assert file.digest() == digest(path)
+
+    def fail(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(CheckpointError, match=r"cannot read .*weights at byte 16: Input/output error"):
+        file.read(16, 4)
 
 
 def test_an_empty_file_and_a_read_beyond_the_end(tmp_path: Path) -> None:
@@ -149,13 +156,10 @@ def test_a_file_that_changed_is_refused(path: Path, change: Callable[[Path], Non
         file.check_unchanged()
 
 
-def test_names_of_no_file(tmp_path: Path) -> None:
+def test_names_of_no_file_and_of_files_that_are_not_plain(tmp_path: Path) -> None:
     for name, match in (("nowhere", "No such file"), ("x" * 300, "File name too long"), ("a\0b", ".*null byte")):
         with pytest.raises(CheckpointError, match=f"cannot open .*: {match}"):
             RawFile(tmp_path / name)
-
-
-def test_only_plain_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")  # opening it the usual way would wait for a writer
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/dev/zero")
@@ -166,16 +170,6 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "socket"))
         with pytest.raises(CheckpointError, match=r"cannot open .*socket"):
             RawFile(tmp_path / "socket")
-
-
-def test_a_disk_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> int:
-        raise OSError(5, "Input/output error")
-
-    file = RawFile(path)
-    monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(CheckpointError, match=r"cannot read .*weights at byte 16: Input/output error"):
-        file.read(16, 4)
 
 
 def test_handles_are_closed(path: Path, tmp_path: Path) -> None:

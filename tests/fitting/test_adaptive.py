@@ -51,7 +51,7 @@ def test_clamped_or_not() -> None:
     assert any(not 0 <= value <= 1 for value in free.values())
 
 
-def test_the_trimmed_vectors_are_those_of_ties() -> None:
+def test_the_trimmed_vectors_are_those_of_ties_and_plus_plus_combines_them() -> None:
     setting = make_setting("bert")
     vectors, count = setting.task_vectors(), setting.layout.elements
     found = elected(vectors, 0.2, elements=count)
@@ -64,10 +64,6 @@ def test_the_trimmed_vectors_are_those_of_ties() -> None:
     merged = setting.merged("ties_sum", {"scale": 0.4, "density": 0.2}) - setting.base
     torch.testing.assert_close(0.4 * found.sum(0), merged, rtol=1e-4, atol=1e-6)
     assert torch.equal(elected(vectors[:1], 1.0, elements=count), vectors[:1])
-
-
-def test_plus_plus() -> None:
-    setting = make_setting("bert")
     fitted = AdaMerging(vectors="ties", density=0.5, steps=4, batch=8, lr=0.01).fit(setting)
     vectors = elected(setting.task_vectors(), 0.5, elements=setting.layout.elements)
     expected = by_hand(setting, fitted.facts["coefficients"], vectors)

@@ -145,7 +145,7 @@ def test_what_no_input_reaches_is_averaged_and_all_lies_between_the_experts() ->
     assert plain.facts["averaged"] == 1
 
 
-def test_a_weight_of_zero_leaves_an_expert_out() -> None:
+def test_a_weight_of_zero_leaves_an_expert_out_and_every_expert_has_one() -> None:
     setting = make_setting("vit", inputs=6)
     fitted = Fisher(floor=0.0, weights=(0.0, 1.0, 0.0), samples=1).fit(setting)
     name = "layers.0.attention.v_proj.weight"
@@ -153,6 +153,8 @@ def test_a_weight_of_zero_leaves_an_expert_out() -> None:
         dict(setting.layout.views(fitted.weights))[name], dict(setting.layout.views(setting.tuned("three")))[name]
     )
     assert fitted.classifiers == setting.heads
+    with pytest.raises(RecipeError, match="must be one number or 3, got 2"):
+        Fisher(weights=(1.0, 1.0)).fit(setting)
 
 
 def test_inputs_count_by_their_weights() -> None:
@@ -167,11 +169,6 @@ def test_inputs_count_by_their_weights() -> None:
     weighted = replace(targets, weights=torch.tensor([0.5, 2.0]))
     found = information(setting.inputs.with_targets({"five": weighted}))
     torch.testing.assert_close(found, (0.5 * one + 2.0 * other) / 2)
-
-
-def test_one_weight_per_expert() -> None:
-    with pytest.raises(RecipeError, match="must be one number or 3, got 2"):
-        Fisher(weights=(1.0, 1.0)).fit(make_setting("vit", inputs=3))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -345,14 +345,11 @@ def test_entropy_is_the_sum_over_tasks_of_the_mean() -> None:
         expected += float(-(shares * shares.log()).sum(1).mean())
     assert float(objective.loss(features, targets)) == pytest.approx(expected)
     assert objective.penalty() is None
-
-
-def test_sure_and_unsure() -> None:
-    head = Head(Linear(torch.tensor([[1.0], [0.0], [0.0], [0.0]])), ("a", "b", "c", "d"))
-    targets = Targets(torch.tensor([0, 1]), torch.zeros(2, 1), torch.ones(2))
-    features = torch.tensor([[0.0], [1e4]], requires_grad=True)
-    entropies = Entropy({"only": head}, CPU).terms(features, targets, "only")
+    only = Head(Linear(torch.tensor([[1.0], [0.0], [0.0], [0.0]])), ("a", "b", "c", "d"))
+    rows = Targets(torch.tensor([0, 1]), torch.zeros(2, 1), torch.ones(2))
+    values = torch.tensor([[0.0], [1e4]], requires_grad=True)
+    entropies = Entropy({"only": only}, CPU).terms(values, rows, "only")
     assert entropies.tolist() == pytest.approx([math.log(4), 0.0])
     entropies.sum().backward()  # type: ignore[no-untyped-call]
-    assert features.grad is not None
-    assert features.grad.isfinite().all()
+    assert values.grad is not None
+    assert values.grad.isfinite().all()

@@ -19,7 +19,7 @@ def alone(setting: Setting, task: str) -> Setting:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_sparsity_gives_the_expert_and_full_sparsity_the_base(kind: Kind) -> None:
+def test_ends_of_the_sparsity_and_sums_of_patches(kind: Kind) -> None:
     setting = make_setting(kind)
     one = alone(setting, "three")
     torch.testing.assert_close(ModelTailor(sparsity=0.0).fit(one).weights, setting.tuned("three"))
@@ -28,11 +28,6 @@ def test_no_sparsity_gives_the_expert_and_full_sparsity_the_base(kind: Kind) -> 
     assert fitted.facts["kept"] == {"two": 0.0, "three": 0.0, "five": 0.0}
     assert fitted.classifiers == setting.heads
     assert not has_hooks(setting)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_patches_add_up(kind: Kind) -> None:
-    setting = make_setting(kind)
     deltas = torch.stack([setting.tuned(task) - setting.base for task in setting.tasks]).sum(0)
     whole = dict(setting.layout.views(ModelTailor(sparsity=0.0, scale=0.3).fit(setting).weights - setting.base))
     layers = linear_layers(setting.encoder.module)

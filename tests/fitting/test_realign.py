@@ -66,10 +66,8 @@ def test_few_inputs_are_mixed_and_many_are_not(setting: Setting) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_or_two_inputs_a_task(setting: Setting, count: int) -> None:
     few = replace(setting, inputs=setting.inputs.at(dict.fromkeys(setting.tasks, slice(count))))
-    made = Realign(**QUICK).fit(few)
-    assert made.weights.isfinite().all()
-    made = Realign(copies=0, **QUICK).fit(few)
-    assert made.weights.isfinite().all()
+    for options in (QUICK, {"copies": 0, **QUICK}):
+        assert Realign(**options).fit(few).weights.isfinite().all()
 
 
 @pytest.mark.parametrize("copies", [0, 40])
@@ -96,7 +94,7 @@ def test_images() -> None:
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]
 
 
-def test_texts() -> None:
+def test_texts_are_mixed_each_as_often() -> None:
     mixed = mixtures(TEXTS, 200, seed=0)[0]
     assert len(mixed) == 200
     assert all(isinstance(text, str) for text in mixed)
@@ -113,16 +111,16 @@ def test_texts() -> None:
         if "h" in text.split() and text.split().count("a") == 1:
             first = text.split()[: text.split().index("h") + 1]
             assert first == [word for word in joined.split() if word in first]
-
-
-def test_every_input_is_mixed_as_often() -> None:
     distinct = [f"{n}" * 3 for n in range(7)]
-    mixed = mixtures([f"{word} {word} {word} {word}" for word in distinct], 21, seed=0)[0]
-    firsts = [text.split()[0] for text in mixed]
+    often = mixtures([f"{word} {word} {word} {word}" for word in distinct], 21, seed=0)[0]
+    firsts = [text.split()[0] for text in often]
     assert sorted(firsts) == sorted(distinct * 3)
+    assert mixtures(TEXTS, 0, seed=0) == ([], [])
+    assert mixtures([], 5, seed=0) == ([], [])
+    assert len(mixtures(["alone"], 5, seed=0)[0]) == 5
 
 
-def test_pictures() -> None:
+def test_pictures_are_mixed_or_moved_where_their_sizes_differ() -> None:
     random = np.random.default_rng(0)
     for shape in ((16, 16, 3), (16, 24), (5, 5)):
         own = list(random.integers(0, 256, (4, *shape), dtype=np.uint8))
@@ -136,9 +134,6 @@ def test_pictures() -> None:
     values = [np.unique(each).tolist() for each in mixtures(flat, 50, seed=0)[0]]
     assert all(len(value) == 1 and 10 <= value[0] <= 250 for value in values)
     assert len({value[0] for value in values}) > 10
-
-
-def test_pictures_of_other_sizes_are_moved_only() -> None:
     own = [np.arange(256, dtype=np.uint8).reshape(16, 16), np.zeros((8, 8), np.uint8)]
     for each in mixtures(own, 40, seed=0)[0]:
         assert each.shape in ((16, 16), (8, 8))
@@ -146,12 +141,6 @@ def test_pictures_of_other_sizes_are_moved_only() -> None:
             down = int(each[8, 8]) // 16 - 8
             assert abs(down) <= 2
             assert each[8, 9] in (each[8, 8] + 1, each[8, 8])
-
-
-def test_nothing_to_mix() -> None:
-    assert mixtures(TEXTS, 0, seed=0) == ([], [])
-    assert mixtures([], 5, seed=0) == ([], [])
-    assert len(mixtures(["alone"], 5, seed=0)[0]) == 5
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])

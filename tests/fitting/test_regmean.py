@@ -162,7 +162,7 @@ def with_module(setting: Setting, module: nn.Module) -> Setting:
     return replace(setting, encoder=encoder, base=encoder.weights.clone(), tuned=lambda task: experts[task].clone())
 
 
-def test_shared_weights_are_solved_once_from_all_that_reads_them() -> None:
+def test_shared_weights_are_solved_once_and_without_linear_layers_there_is_nothing_to_solve() -> None:
     setting = with_module(make_setting("bert"), Shared())
     layers = {name: len(modules) for name, modules in linear_layers(setting.encoder.module).items()}
     assert layers == {"first.weight": 2, "spare.weight": 1}
@@ -178,9 +178,6 @@ def test_shared_weights_are_solved_once_from_all_that_reads_them() -> None:
         total += X.T @ X
         moments += X.T @ X @ views(setting, setting.tuned(task))["first.weight"].T
     torch.testing.assert_close(merged["first.weight"], torch.linalg.solve(total, moments).T, rtol=1e-3, atol=1e-3)
-
-
-def test_an_encoder_without_linear_layers() -> None:
     with pytest.raises(IncompatibleError, match=r"calls no nn.Linear.*; merge it with 'average'"):
         RegMean().fit(with_module(make_setting("bert"), nn.EmbeddingBag(99, 32)))
 

@@ -138,7 +138,7 @@ def lengths(inputs: Inputs | None) -> list[int]:
     return [] if inputs is None else [len(targets) for targets in inputs.targets.values()]
 
 
-def test_every_input_once_an_epoch() -> None:
+def test_every_input_once_an_epoch_and_at_the_same_steps_in_all_its_tasks() -> None:
     sizes = {"two": 10, "three": 7, "five": 3}
     inputs = make_setting("bert", inputs=10).inputs
     inputs = inputs.at({task: slice(size) for task, size in sizes.items()})
@@ -154,6 +154,9 @@ def test_every_input_once_an_epoch() -> None:
     late = Order(inputs, 4, 0).at(30)
     assert all(torch.equal(late[task], steps[30][task]) for task in sizes)
     assert not torch.equal(Order(inputs, 4, 1).at(0)["two"], steps[0]["two"])
+    common = shared_setting(inputs=3).inputs
+    order = Order(common.at({"two": slice(None), "three": slice(3), "five": slice(None)}), 4, 0)
+    assert all(torch.equal(order.at(step)["two"], order.at(step)["five"]) for step in range(9))
 
 
 def test_held_out_inputs() -> None:
@@ -195,12 +198,6 @@ def test_an_input_is_held_out_of_all_its_tasks_or_of_none() -> None:
     for task, rows in own.items():
         both = [*fitted.targets[task].rows.tolist(), *held.targets[task].rows.tolist()]
         assert sorted(both) == rows.tolist()
-
-
-def test_tasks_with_the_same_inputs_see_them_at_the_same_steps() -> None:
-    inputs = shared_setting(inputs=3).inputs
-    order = Order(inputs.at({"two": slice(None), "three": slice(3), "five": slice(None)}), 4, 0)
-    assert all(torch.equal(order.at(step)["two"], order.at(step)["five"]) for step in range(9))
 
 
 class Tied(nn.Module):

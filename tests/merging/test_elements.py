@@ -43,34 +43,28 @@ def test_the_size_of_blocks_changes_no_bit(name: str, coarse: bool, monkeypatch:
     assert all(same(whole, other) for other in others)
 
 
-def test_magmax_is_idempotent_and_the_order_matters_only_among_equals() -> None:
-    vectors = random_vectors()
-    once = merged(MagMax(1.0), vectors)["m"]
-    assert torch.equal(merged(MagMax(1.0), vectors_of(once, once))["w"], once)
-    assert torch.equal(merged(MagMax(1.0), reversed_order(vectors))["m"], once)
-
-
-def test_magmax_against_argmax() -> None:
+def test_magmax_is_argmax_idempotent_and_ordered_only_among_equals() -> None:
     vectors = random_vectors(coarse=True, experts=5)
     result = merged(MagMax(1.0), vectors)
     for key, deltas in stacked(vectors).items():
         latest = deltas.flip(0)  # argmax takes the first among equals
         if deltas[0].numel():
             assert torch.equal(result[key], latest.gather(0, latest.abs().argmax(0, keepdim=True))[0])
-
-
-def test_a_threshold_of_zero_keeps_every_entry_that_is_used() -> None:
     vectors = random_vectors()
-    expected = sum((vector["m"] for vector in vectors.vectors.values()), torch.zeros(()))
-    assert torch.equal(merged(Consensus(0.0, agree=3, scale=1.0), vectors)["m"], expected)
+    once = merged(MagMax(1.0), vectors)["m"]
+    assert torch.equal(merged(MagMax(1.0), vectors_of(once, once))["w"], once)
+    assert torch.equal(merged(MagMax(1.0), reversed_order(vectors))["m"], once)
 
 
-def test_consensus_against_the_formula() -> None:
+def test_consensus_against_the_formula_and_with_a_threshold_of_zero() -> None:
     vectors = random_vectors(experts=4, coarse=True)
     result = merged(Consensus(0.4, agree=2), vectors)
     for key, deltas in stacked(vectors).items():
         uses = deltas.abs() > 0.4 * (deltas.sum(0) - deltas).abs()
         torch.testing.assert_close(result[key], 0.3 * deltas.sum(0) * (uses.sum(0) >= 2))
+    vectors = random_vectors()
+    total = sum((vector["m"] for vector in vectors.vectors.values()), torch.zeros(()))
+    assert torch.equal(merged(Consensus(0.0, agree=3, scale=1.0), vectors)["m"], total)
 
 
 def _naive(delta: torch.Tensor, density: float, gamma: float) -> torch.Tensor:
@@ -123,15 +117,12 @@ def test_the_ends_of_slerp_are_the_experts_and_nearly_parallel_weights_are_inter
     torch.testing.assert_close(merged(Slerp(0.25), vectors)["w"], 0.75 * first + 0.25 * second)
 
 
-def test_the_default_is_the_papers() -> None:
-    assert Ties() == ties()
-
-
-def test_of_one_tensor_all_trims_are_the_same() -> None:
+def test_the_default_is_the_papers_and_of_one_tensor_all_trims_are_the_same() -> None:
     vectors = vectors_of(*normal(3, 400))
     assert same(merged(ties_per_tensor(), vectors), merged(ties(), vectors))
     one = vectors_of(normal(300))
     assert same(merged(Breadcrumbs(0.3, 0.0, 1.0), one), merged(ties_per_tensor(0.3), one))
+    assert Ties() == ties()
 
 
 def test_a_sum_is_a_mean_times_those_that_agree() -> None:
@@ -143,19 +134,10 @@ def test_a_sum_is_a_mean_times_those_that_agree() -> None:
     assert set(ratio.round().tolist()) == {1.0, 2.0, 3.0}
 
 
-def test_entries_are_dropped_or_enlarged() -> None:
+def test_entries_are_dropped_or_enlarged_without_bias_over_seeds() -> None:
     result = merged(Dare(density=0.25, scale=0.5), vectors_of([1.0] * 4000))["w"]
     assert set(result.tolist()) == {0.0, 2.0}
     assert abs(float((result > 0).float().mean()) - 0.25) < 0.03
-
-
-def test_without_dropping_it_is_task_arithmetic_or_ties() -> None:
-    vectors = random_vectors()
-    assert same(merged(dare(0.0, (0.1, 0.2, 0.3)), vectors), merged(TaskArithmetic((0.1, 0.2, 0.3)), vectors))
-    assert same(merged(dare_ties(0.0, 0.3), vectors), merged(ties_sum(0.3, 0.5), vectors))
-
-
-def test_dare_is_unbiased_over_seeds() -> None:
     vectors = vectors_of([1.0, -2.0, 0.5], [3.0, 0.1, -0.5])
     mean = sum(merged(dare(0.5, 1.0, seed), vectors)["w"] for seed in range(500)) / 500
     # The standard error of entry j is |(tau_1j, tau_2j)| / sqrt(500).
@@ -163,7 +145,10 @@ def test_dare_is_unbiased_over_seeds() -> None:
     assert bool(((mean - torch.tensor([4.0, -1.9, 0.0])).abs() < 4 * errors).all())
 
 
-def test_the_draws_belong_to_the_expert_not_to_its_place() -> None:
+def test_without_dropping_it_is_task_arithmetic_or_ties_and_the_order_does_not_matter() -> None:
+    vectors = random_vectors()
+    assert same(merged(dare(0.0, (0.1, 0.2, 0.3)), vectors), merged(TaskArithmetic((0.1, 0.2, 0.3)), vectors))
+    assert same(merged(dare_ties(0.0, 0.3), vectors), merged(ties_sum(0.3, 0.5), vectors))
     vectors = vectors_of(*normal(2, 50))
     torch.testing.assert_close(merged(Dare(), vectors)["w"], merged(Dare(), reversed_order(vectors))["w"])
 

@@ -100,7 +100,7 @@ def test_the_authors_steps_written_out() -> None:
     assert not found["bias"].any()
 
 
-def test_rank_is_what_there_is() -> None:
+def test_rank_is_what_there_is_and_a_table_is_decomposed_on_the_side_of_its_features() -> None:
     twice = experts(ranks=(2, 2))
     a, b = twice.vectors["a"], twice.vectors["b"]
     deficient = TaskVectors({"a": a, "b": a * 2.0, "c": a + b})  # seven columns of factors, four directions
@@ -109,6 +109,8 @@ def test_rank_is_what_there_is() -> None:
     assert Parts(nothing).shapes == {**SHAPES, "q": (0, 9), "up": (0, 6), "down": (0, 20)}
     for method in (make("dare_ties", 2), make("ties@peft", 2)):
         assert not any(tensor.any() for tensor in merged(method, nothing).values())
+    tables = [{"embeddings.word.weight": torch.randn(40, 3)} for _ in range(2)]
+    assert Parts(vectors_of(*tables)).shapes == {"embeddings.word.weight": (3, 40)}
 
 
 def test_experts_may_adapt_different_tensors() -> None:
@@ -128,17 +130,6 @@ def test_experts_may_adapt_different_tensors() -> None:
     assert not found["down"].any()
 
 
-def test_the_survey_multiplies_no_factors() -> None:
-    vectors = experts(mute=True)
-    keys = ("q", "up", "down")
-    assert [part.deltas.shape for part in Parts(vectors).blocks(keys=keys)] == [(3, 6, 9), (3, 6, 6), (3, 6, 20)]
-
-
-def test_a_table_is_decomposed_on_the_side_of_its_features() -> None:
-    tables = [{"embeddings.word.weight": torch.randn(40, 3)} for _ in range(2)]
-    assert Parts(vectors_of(*tables)).shapes == {"embeddings.word.weight": (3, 40)}
-
-
 def test_bases_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = merged(make("dare_ties"), experts())
     monkeypatch.setattr(knots, "_KEPT", 0)
@@ -146,13 +137,19 @@ def test_bases_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch)
     assert all(torch.equal(kept[key], again[key]) for key in kept)
 
 
-def test_a_sum_of_vectors_has_the_factors_of_both() -> None:
+def test_a_sum_has_the_factors_of_both_and_the_survey_multiplies_none() -> None:
     vectors = experts(ranks=(2, 3)).vectors
     pair = (vectors["a"] - 0.5 * vectors["b"]).factors("q")
     assert pair is not None
     assert pair[0].shape == (12, 5)
     torch.testing.assert_close(pair[0] @ pair[1], vectors["a"]["q"] - 0.5 * vectors["b"]["q"], atol=1e-5, rtol=1e-5)
     assert experts(thin=False).factors("q") is None
+    keys = ("q", "up", "down")
+    assert [part.deltas.shape for part in Parts(experts(mute=True)).blocks(keys=keys)] == [
+        (3, 6, 9),
+        (3, 6, 6),
+        (3, 6, 20),
+    ]
 
 
 @pytest.mark.parametrize(

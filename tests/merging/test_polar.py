@@ -99,13 +99,10 @@ def test_polar_is_orthonormal_and_nearest(shape: tuple[int, int]) -> None:
             assert torch.dist(other, X) >= best - 1e-12
 
 
-def test_polar_of_orthonormal_columns_is_itself() -> None:
+def test_polar_of_orthonormal_columns_is_itself_and_without_full_rank_the_partial_isometry() -> None:
     Q = torch.linalg.qr(normal(30, 6)).Q
     torch.testing.assert_close(polar(Q, key="w"), Q)
     torch.testing.assert_close(polar(3 * Q.T, key="w"), Q.T)
-
-
-def test_polar_without_full_rank_is_the_partial_isometry() -> None:
     u = torch.tensor([[3.0], [4.0], [0.0]]) / 5
     v = torch.tensor([[0.0], [1.0]])
     torch.testing.assert_close(polar(7 * u @ v.T, key="w").float(), u @ v.T)

@@ -81,7 +81,7 @@ def test_a_sample_saves_a_pass_and_never_exactness(factor: float, monkeypatch: p
             assert passes == (1 if factor == 1 else 3)
 
 
-def test_a_sample_for_the_smallest_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_for_the_smallest_of_all_and_ranks_that_need_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank of the last element may exceed the sum of the sample's weights by rounding."""
     monkeypatch.setattr(statistics, "_IN_MEMORY", 0)
     values = torch.randn(1, 100_003, generator=torch.Generator().manual_seed(4))
@@ -89,8 +89,6 @@ def test_a_sample_for_the_smallest_of_all(monkeypatch: pytest.MonkeyPatch) -> No
     found = kth_largest(lambda: [values], (100_003,), rows=1, count=100_003, sample=sample)
     assert found == ((float(values.abs().min()),),)
 
-
-def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:
     def stream() -> Iterator[torch.Tensor]:
         raise AssertionError
 

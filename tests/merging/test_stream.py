@@ -50,11 +50,15 @@ def test_more_workers_than_the_budget_lets_through() -> None:
     assert list(results) == list(range(0, 800, 8))
 
 
-def test_what_cannot_be_read_is_raised() -> None:
+def test_what_cannot_be_read_or_is_not_a_number_is_raised() -> None:
     vectors = two(80)
     broken = TaskVectors({**vectors.vectors, "c": TaskVector(vectors.base, ((1.0, Products({}, mute=True)),))}, tile=8)
     with pytest.raises(AssertionError, match="the product was asked for"):
         list(merge_blocks(broken, Average(), starts))
+    bad = torch.ones(20)
+    bad[13] = float("nan")
+    with pytest.raises(NumericalError, match=r"'w' holds NaN or infinity in expert 'a' \(memory\): 1 of 8 elements"):
+        list(merge_blocks(vectors_of(bad, tile=8), Average(), starts))
 
 
 def test_leaving_early_stops_the_threads() -> None:
@@ -63,10 +67,3 @@ def test_leaving_early_stops_the_threads() -> None:
     assert next(results) == 0
     results.close()
     assert set(threading.enumerate()) <= before
-
-
-def test_what_is_not_a_number_is_named() -> None:
-    bad = torch.ones(20)
-    bad[13] = float("nan")
-    with pytest.raises(NumericalError, match=r"'w' holds NaN or infinity in expert 'a' \(memory\): 1 of 8 elements"):
-        list(merge_blocks(vectors_of(bad, tile=8), Average(), starts))

@@ -45,16 +45,13 @@ def listed(sizes: list[int], batch: int, **draw: int) -> list[tuple[int, list[in
     return [(number, rows.tolist()) for number, rows in epoch_order(sizes, batch, **draw)]
 
 
-def test_every_example_comes_once_an_epoch() -> None:
+def test_every_example_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
     for epoch in range(3):
         batches = listed([10, 3, 25], 4, seed=0, epoch=epoch)
         assert len(batches) == 3 + 1 + 7
         for number, size in enumerate([10, 3, 25]):
             rows = [row for at, part in batches if at == number for row in part]
             assert sorted(rows) == list(range(size))
-
-
-def test_orders_depend_on_seed_and_epoch_only() -> None:
     first = listed([20, 20], 4, seed=3, epoch=1)
     torch.manual_seed(99)
     assert listed([20, 20], 4, seed=3, epoch=1) == first
@@ -98,7 +95,7 @@ def moves(step: int, *, seed: int = 0, count: int = 400) -> list[tuple[int, int]
     return [(row - 8, column - 12) for _, _, row, column in images.nonzero().tolist()]
 
 
-def test_images_move_by_up_to_an_eighth_of_their_side_by_seed_and_step() -> None:
+def test_images_move_by_up_to_an_eighth_of_their_side_and_nothing_else_does() -> None:
     first = moves(3)
     assert set(first) == {(down, right) for down in range(-2, 3) for right in range(-3, 4)}
     torch.manual_seed(1)
@@ -108,9 +105,6 @@ def test_images_move_by_up_to_an_eighth_of_their_side_by_seed_and_step() -> None
     assert moves(4) != first
     assert moves(3, seed=1) != first
     assert [pair[0] for pair in first] != [pair[1] for pair in first]
-
-
-def test_what_is_left_alone() -> None:
     batch = {"pixel_values": torch.randn(3, 3, 7, 7), "other": torch.arange(3)}
     same = shifted(batch, seed=0, step=0)  # a side of 7 has no eighth
     assert all(same[name].equal(tensor) for name, tensor in batch.items())

@@ -97,19 +97,14 @@ def test_its_gradient_is_the_transposed_jacobian(setting: Setting) -> None:
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
-def test_train_mode_has_no_dropout(bases: Path, words: Task) -> None:
+def test_no_dropout_in_train_mode_and_no_need_of_gradients(bases: Path, words: Task) -> None:
     found = family("bert")
-    model = LinearisedEncoder(found, "mean", load(bases, "bert")).train()
+    encoder = load(bases, "bert")
+    model = LinearisedEncoder(found, "mean", encoder).train()
     batch = PROCESSORS["text"](words["train"].inputs[:5])
     assert model.training
     assert torch.equal(model(batch), model(batch))
-
-
-def test_works_without_gradients_of_any_kind(bases: Path, words: Task) -> None:
-    found = family("bert")
-    encoder = load(bases, "bert")
     features = LinearisedEncoder(found, "mean", encoder, direction(encoder, 5))
-    batch = PROCESSORS["text"](words["train"].inputs[:5])
     with torch.inference_mode():
         inside = features(batch)
     with torch.no_grad():
@@ -171,9 +166,10 @@ def test_a_merge_adds_what_experts_changed(scale: float, experts: Experts, batch
     assert float((together - features(plain, batch)).abs().max()) > 0.01
 
 
-def test_at_the_base_it_is_the_base(experts: Experts, batch: dict[str, torch.Tensor]) -> None:
+def test_the_base_and_the_note_on_scores(experts: Experts, batch: dict[str, torch.Tensor]) -> None:
     model = merged(experts, 0.0)
     near(features(model.linearised(experts.base), batch), features(model, batch))
+    assert any("'t0', 't1', 't2'" in note and "linearised" in note for note in experts.notes)
 
 
 def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str, torch.Tensor]) -> None:
@@ -211,7 +207,3 @@ def test_a_base_of_another_make(levels: Task, bases: Path, tune: Tune, tmp_path:
     other = orthomerge.open({"t": tmp_path / "deeper"})
     with pytest.raises(IncompatibleError, match="only one of base and model has the tensor"):
         experts.teacher("t").linearised(other.base)
-
-
-def test_opening_says_how_linearised_experts_are_scored(experts: Experts) -> None:
-    assert any("'t0', 't1', 't2'" in note and "linearised" in note for note in experts.notes)

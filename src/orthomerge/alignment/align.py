@@ -107,7 +107,6 @@ def align(
 
 
 def _own_head(model: Model, experts: Experts, task: str) -> Head:
-    """Return the expert's head with the model's labels, and refuse one with other labels."""
     head, here = experts.heads[task], head_of(model.heads[task])
     default = tuple(f"LABEL_{number}" for number in range(len(head.labels)))
     if head.labels not in (here.labels, default) or len(head.labels) != len(here.labels):
@@ -152,7 +151,6 @@ def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
 
 
 def _checked(task: str, classifier: Classifier, old: Head) -> Head | Extra:
-    """Return the classifier with the pooling of the old head, and refuse one that cannot be saved."""
     if classifier.labels != old.labels:
         raise IncompatibleError(f"the aligned classifier of {task!r} has other labels than the head it replaces")
     if isinstance(classifier, Head):

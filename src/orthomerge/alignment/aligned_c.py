@@ -10,8 +10,7 @@ c = b + W m with logits U (s (f - m)) + c, and folded back:
 
 - `paper`: m = 0, s = 1; for heads that normalise (CLIP, whose weight holds the factor 100) s is the mean norm of W's
   rows, so that U is the unit-norm head of the text tower.
-- `tuned`: m = the mean of the head's inputs (0 without a bias), and s such that the centred inputs have norm 20
-  (root mean square). The result does not depend on the features' scale, nor, with a bias, on their mean.
+- `tuned`: m = the mean of the head's inputs (0 without a bias), s such that the centred inputs have norm 20 (rms).
 
 Letters: f [n, d] merged features, normalised where the head does so; m [d]; W, U [C, d]; b, c [C]; teacher [n, C].
 Differs from the paper: `paper` is the authors' code for BERT (5 epochs, lr 5e-4, one input per step) without the
@@ -58,7 +57,6 @@ class AlignedC:
         self.descent(1)
 
     def descent(self, count: int) -> Descent:
-        """Adam for `count` inputs, with the recipe's options unless they are overridden."""
         own = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
         options = {**_RECIPES[self.recipe], **{name: value for name, value in own.items() if value is not None}}
         steps = options["epochs"] * math.ceil(count / options["batch"])

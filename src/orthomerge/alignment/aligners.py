@@ -3,8 +3,7 @@
 An aligner compares features of the same unlabelled inputs from two encoders and returns a classifier. A `Head` replaces
 the expert's; other classifiers have extra parameters, which are counted and stored beside the model.
 
-Third parties add rows through the entry-point group `orthomerge.aligners`; each entry loads a `Row`, and
-`orthomerge.testing.check_aligner` checks it.
+Third parties add rows by the entry-point group `orthomerge.aligners` (`orthomerge.testing.check_aligner` checks them).
 """
 
 from __future__ import annotations

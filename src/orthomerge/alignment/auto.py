@@ -7,8 +7,7 @@
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or the squared error of the logits. With too few inputs for least squares the head is left unchanged only if the loss
-rises by more than two standard errors; with fewer than two per class losses are not compared, because a fit without the
-held-out input has no other of its class. With one input the head is left unchanged.
+rises by more than two standard errors; with fewer than two per class losses are not compared. One input: no change.
 """
 
 import math

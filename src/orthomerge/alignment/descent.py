@@ -13,10 +13,7 @@ from orthomerge.core.errors import NumericalError, RecipeError
 
 @dataclass(frozen=True)
 class Descent:
-    """`steps` of `batch` inputs at learning rate `lr`, which falls to zero along a cosine with `decay`.
-
-    `seed`: of the order of the inputs. `device`: where it is trained.
-    """
+    """`steps` of `batch` inputs at rate `lr`, falling along a cosine with `decay`; `seed`: of the inputs' order."""
 
     steps: int = 1000
     lr: float = 1e-3
@@ -40,10 +37,7 @@ class Descent:
         name: str,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Train `parameters` in place; `gradients(rows)` are theirs on a batch, the row numbers [b] of `count` inputs.
-
-        `name`: for messages. `generator`: for the order of the inputs, by default seeded with `seed`.
-        """
+        """Train `parameters` in place; `gradients(rows)` are theirs on a batch, row numbers [b] of `count` inputs."""
         states = [Adam(parameter) for parameter in parameters]
         generator = generator or torch.Generator().manual_seed(self.seed)
         for step, rows in enumerate(self._batches(count, generator, parameters[0].device)):
@@ -54,7 +48,6 @@ class Descent:
         require_finite(parameters, name=name)
 
     def _batches(self, count: int, generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
-        """Row numbers [b] of every step; each epoch goes through all rows in a new order."""
         if count <= self.batch:  # the order of all of them does not matter
             yield from repeat(torch.arange(count, device=device), self.steps)
             return

@@ -6,9 +6,7 @@ reads, x, so that folding it into the head's first linear map is exact:
     head(f) = out(act(W x + b)),  x = f or f / ||f||        aligned(f) = out(act(W (A x + c) + b))
                                                                       = out(act((W A) x + (b + W c)))
 
-If the head has no bias, c = 0.
-
-Letters: W [m, d], b [m] the head's first linear map: the hidden layer, if there is one.
+Letters: W [m, d], b [m] the head's first linear map (the hidden layer, if there is one); without a bias, c = 0.
 """
 
 from dataclasses import replace

@@ -4,13 +4,11 @@
 
 by Newton's method (`newton`), where D changes the head's first linear map (and its bias). For a head of one layer the
 problem is convex. lambda = strength / (mean square of the head's own weights), so that a strength has the same effect
-for every encoder. It is chosen by cross-validation on at most `_HELD_OUT` inputs, every fit starting at the result
-under the next stronger prior: of all within one standard error of the best, the one nearest to the default. With fewer
-than `_ENOUGH` inputs it is the default.
+for every encoder. It is chosen by cross-validation on at most `_HELD_OUT` inputs: of all within one standard error of
+the best, the one nearest to the default. With fewer than `_ENOUGH` inputs it is the default.
 
 The method starts from the best of: no change; two least squares fits of the logits, in closed form in the basis of
-X = [H, a 1] = U diag(s) V^T (`problem`), in which D = G V^T; for a head of one layer, the minimum of the objective's
-second-order expansion at the expert's own outputs.
+X = [H, a 1] = U diag(s) V^T (`problem`), D = G V^T; for one layer, the second-order minimum at the expert's outputs.
 
 Letters: H [n, d] the inputs of the head's first map, z [n, C] the expert's logits, D [m, d + 1], G [m, r].
 """
@@ -43,10 +41,7 @@ _ENOUGH = 2 * _FOLDS
 
 @dataclass(frozen=True)
 class KlMap(Solved):
-    """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method.
-
-    `device`: with many classes a GPU is faster.
-    """
+    """`strength` of the prior, auto: cross-validated; `steps`: most Newton steps; `device`: a GPU for many classes."""
 
     strength: float | Literal["auto"] = "auto"
     steps: int = _STEPS

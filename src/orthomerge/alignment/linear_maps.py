@@ -24,10 +24,7 @@ from orthomerge.core.checks import fraction
 
 @dataclass(frozen=True)
 class Affine(Solved):
-    """Any affine map; for a head without a bias, the linear map.
-
-    `strength` of the pull to no change: 0 for plain least squares, auto for leave-one-out.
-    """
+    """Affine map (linear without a bias). `strength` of the pull to no change: 0 for none, auto for leave-one-out."""
 
     strength: float | Literal["auto"] = "auto"
 
@@ -62,10 +59,7 @@ class Ridge(Affine):
 
 @dataclass(frozen=True)
 class Linear(Affine):
-    """Any linear map, without a shift.
-
-    `strength` of the pull to the identity: 0 for plain least squares, auto for leave-one-out.
-    """
+    """Any linear map, without a shift. `strength` of the pull to the identity: 0 for none, auto for leave-one-out."""
 
     shifts: ClassVar[bool] = False
 

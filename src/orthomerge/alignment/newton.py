@@ -60,7 +60,6 @@ class Rows:
         return Rows(self.X[rows], self.base[rows], self.target[rows], self.head)
 
     def through(self, basis: torch.Tensor) -> Rows:
-        """Change to another basis [r, k] of the inputs."""
         return Rows(self.X @ basis, self.base, self.target, self.head)
 
     def divergence(self, G: torch.Tensor) -> torch.Tensor:
@@ -188,7 +187,6 @@ class _Local:
         return solve
 
     def _centred(self, change: torch.Tensor) -> torch.Tensor:
-        """Subtract the mean over classes, which softmax ignores."""
         return change if self._slopes is not None else change - change.mean(0)
 
 

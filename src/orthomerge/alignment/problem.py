@@ -4,8 +4,7 @@ With X = [H, a 1] and the residual R = (T - H) W^T:
 
     D = argmin ||X D - R||^2 + lambda ||D||^2 = (X^T X + lambda I)^-1 X^T R,     W' = W + D_1..d^T,  b' = b + a D_d+1.
 
-A linear map A = I + (T^T H - C) (C + lambda I)^-1 gives the same head W A. The column of ones, where the head has a
-bias, is as large as a typical feature (a).
+A linear map A = I + (T^T H - C) (C + lambda I)^-1 gives the same head W A. a: the size of a typical feature.
 
 Leave-one-out costs one decomposition X = U diag(s) V^T for all strengths: the error of input i, fitted without it, is
 its residual over 1 - h_i with the leverage h_i = sum_k U_ik^2 s_k^2 / (s_k^2 + lambda). Of all strengths within one

@@ -16,8 +16,7 @@ change. For this choice alone, features are projected on their `_LEADING` leadin
 Differs from the paper: MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty; here it is the
 closed form of the least squares loss, with a prior, and with a shift where the head has a bias.
 
-Letters: h, t the head's inputs from merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d]
-the first linear map.
+Letters: h, t inputs from merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d] first map.
 """
 
 import math
@@ -111,10 +110,7 @@ def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
-    """Fit the map with kappa and the full shift or, with `auto`, with both chosen by cross-validation.
-
-    `bias`: whether to shift the features, if the head has a bias.
-    """
+    """Fit the map with kappa and the full shift (with `bias`) or, with `auto`, with both chosen by cross-validation."""
     bias = bias and problem.biased
     if kappa == "auto":
         chosen, share = _cross_validated(problem, KAPPAS, bias=bias, scaled=False)

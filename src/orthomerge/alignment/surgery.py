@@ -13,12 +13,10 @@ and Adam on the same loss plus beta times the mean over inputs of KL(N(mu, sigma
 
 Both start from U = V = 0, the merged model.
 
-Letters: f, t [n, d] features of the merged encoder and of the expert, before a head normalises; D [r, d];
-U, V [d, r]; v = log sigma^2.
+Letters: f, t [n, d] features of merged encoder and expert, not normalised; D [r, d]; U, V [d, r]; v = log sigma^2.
 Differs from the papers: one optimiser per task; epochs go through all inputs, where the code takes two batches of a new
 shuffle in each of 500 rounds; inputs are the caller's, not the test set. The result of probsurgery is the last step's;
-the authors' code evaluates on the test set 50 times and reports the best. Compare it with Surgery of `rank` 128 and
-`steps` 5000.
+the authors' code evaluates on the test set 50 times and reports the best.
 """
 
 import math

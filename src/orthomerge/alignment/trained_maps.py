@@ -155,7 +155,6 @@ def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor
 
 
 def excess(M: torch.Tensor) -> torch.Tensor:
-    """S = M^T M - I."""
     S = M.T @ M
     S.diagonal().sub_(1)
     return S

@@ -1,7 +1,6 @@
 """Adam for gradients that the caller computes, torch's AdamW, and learning rates with warm-up and cosine decay.
 
-Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019 for AdamW, arXiv 1711.05101, and 2017 for the cosine,
-arXiv 1608.03983.
+Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter, AdamW 2019, arXiv 1711.05101, cosine 2017, 1608.03983.
 """
 
 import math

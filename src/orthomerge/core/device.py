@@ -51,7 +51,6 @@ def enough_memory(work: str, advice: str) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of a device in bytes."""
     import torch
 
     if device.type == "cuda":
@@ -61,10 +60,7 @@ def free_memory(device: torch.device) -> int:
 
 @contextmanager
 def fixed_threads(number: int | None = None) -> Iterator[None]:
-    """Set the number of threads of torch inside the block: one, or $ORTHOMERGE_THREADS.
-
-    Sums and gradients are split among threads, so the last digits of results on a CPU depend on their number.
-    """
+    """Set torch's number of threads (one, or $ORTHOMERGE_THREADS), on which the last digits of CPU results depend."""
     import torch
 
     text = os.environ.get(THREADS, "1")

@@ -1,8 +1,7 @@
 """Build dataclasses from plain data, strictly; fields of a class or parameters of a function are its schema.
 
 Supported are scalars, literals, unions, tuples of one type, string-keyed mappings, and dataclasses. Tables of named
-makers (methods, protocols, aligners) are written by hand, extended by plug-ins, and imported row by row; the
-parameters of a maker are the options of its row.
+makers (methods, protocols, aligners) are written by hand, extended by plug-ins, and imported row by row.
 """
 
 import types

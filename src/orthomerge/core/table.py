@@ -83,7 +83,6 @@ class Table:
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
     def markdown(self) -> str:
-        """Format as Markdown, with title and note."""
         rule = "|" + "".join("---|" if column.align == "left" else "---:|" for column in self.columns)
         rows = ([cell.shown(markdown_escape, best="**{}**") for cell in row] for row in self.rows)
         head, *body = (f"| {' | '.join(cells)} |" for cells in (map(markdown_escape, self.names), *rows))
@@ -119,7 +118,6 @@ class Table:
 
 
 def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cell:
-    """Make the cell of a number, empty for None."""
     return Cell("") if value is None else Cell(format(value, form), value, best)
 
 

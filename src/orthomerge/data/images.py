@@ -88,7 +88,6 @@ def read_folder(folder: Path) -> Raw:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """List a folder by name, without hidden files and those that file managers add."""
     names = sorted(path.name for path in folder.iterdir())
     return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _IGNORED]
 

@@ -67,7 +67,6 @@ class Raw:
     first: dict[Key, str] = field(default_factory=dict)
 
     def location(self, key: Key) -> str:
-        """Return the location of the first occurrence of a label, for messages."""
         return self.first.get(key, self.where)
 
     def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], locations: Iterable[str]) -> None:
@@ -86,10 +85,7 @@ def check_rows(where: object, problems: Sequence[str]) -> None:
 
 
 def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
-    """Return the task with its labels in an expert's order (`id2label`), matched by name.
-
-    If the expert's labels have no names (`LABEL_0`, ...), the task's order is kept, and only their number must agree.
-    """
+    """Match a task's labels by name to an expert's (`id2label`); for `LABEL_0`, ... only their number must agree."""
     if labels == tuple(f"LABEL_{index}" for index in range(len(labels))):
         if len(labels) != len(task.labels):
             raise IncompatibleError(

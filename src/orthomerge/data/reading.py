@@ -129,7 +129,6 @@ def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Exam
 
 
 def _name(source: str | Path) -> str:
-    """Return the name of the file or folder; if the file is named after a split, that of its folder."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path.resolve().name
@@ -196,10 +195,7 @@ def unlabelled_tasks(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, Task]:
-    """Read the inputs of one split of each task, without labels; a source may also be a list of inputs.
-
-    `labels`: those of the heads, which a source's must be. `limit`: maximum number of inputs, drawn with `seed`.
-    """
+    """Read a split of each task's inputs, or lists, unlabelled. `labels`: the heads'; `limit`: most, by `seed`."""
     if limit is not None and limit < 1:
         raise RecipeError(f"'limit' must be at least 1, got {limit}")
     tasks = {}

@@ -140,7 +140,6 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 def _label_names(metadata: bytes | None, label: str) -> dict[Key, str]:
-    """Return the names of a ClassLabel column, which `datasets` keeps in the schema."""
     try:
         names = json.loads(metadata or b"{}")["info"]["features"][label]["names"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -35,7 +35,6 @@ class Columns:
     labelled: bool = True
 
     def check(self, where: object, present: Sequence[str]) -> None:
-        """Refuse a table that lacks a column."""
         required = {"text": self.text}
         if self.labelled:
             required["label"] = self.label

@@ -59,7 +59,6 @@ class Examples:
         return len(self.inputs)
 
     def take(self, indices: Sequence[int] | Labels) -> Examples:
-        """Return the examples at some indices, in that order."""
         labels = None if self.labels is None else self.labels[np.asarray(indices, dtype=np.int64)]
         return Examples(pick(self.inputs, map(int, indices)), labels, self.split)
 

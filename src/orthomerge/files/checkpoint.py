@@ -35,7 +35,6 @@ def is_float(dtype: str) -> bool:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """Translate a safetensors dtype name to torch's."""
     import torch
 
     return cast("torch.dtype", getattr(torch, DTYPES[dtype][1]))
@@ -71,14 +70,12 @@ class Entry:
     strides: tuple[int, ...] | None = None
 
     def rows(self, start: int, stop: int) -> Entry:
-        """Return the entry of rows [start, stop), without reading them."""
         width = DTYPES[self.spec.dtype][0]
         step = self.strides[0] if self.strides is not None else prod(self.spec.shape[1:])
         spec = Spec((stop - start, *self.spec.shape[1:]), self.spec.dtype)
         return Entry(self.file, self.offset + start * step * width, spec, self.strides)
 
     def transposed(self) -> Entry:
-        """Return the entry of the transposed matrix, without reading it."""
         rows, columns = self.spec.shape
         strides = self.strides or (columns, 1)
         return Entry(self.file, self.offset, Spec((columns, rows), self.spec.dtype), strides[::-1])
@@ -110,14 +107,12 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
     in_memory: bool = False  # a live model, whose path is used in messages only
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of a tensor; the error for an unknown name suggests the nearest one."""
         entry = self.entries.get(self.aliases.get(key, key))
         if entry is None:
             raise CheckpointError(f"{self.path} has no tensor {key!r}; {nearest(key, self.entries)}")
         return entry
 
     def spec(self, key: str) -> Spec:
-        """Return shape and dtype of a tensor."""
         return self.entry(key).spec
 
     @property
@@ -126,7 +121,6 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
         return {key: self.spec(key) for key in (*self.entries, *self.aliases)}
 
     def origin(self, key: str) -> Path:
-        """Return the path of the file that contains a tensor, for messages."""
         return self.entry(key).file.path
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
@@ -150,7 +144,6 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
 
     @property
     def files(self) -> tuple[RawFile | MemoryTensor, ...]:
-        """Weight files, sorted by path."""
         return tuple(sorted({entry.file for entry in self.entries.values()}, key=lambda file: file.path))
 
     @property

@@ -14,7 +14,6 @@ _MAX_BYTES = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a JSON file."""
     return parse_json(RawFile(path).whole(_MAX_BYTES), str(path))
 
 
@@ -43,7 +42,6 @@ def json_bytes(document: Any) -> bytes:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a new JSON file."""
     write_bytes(path, json_bytes(document))
 
 

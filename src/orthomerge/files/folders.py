@@ -33,10 +33,7 @@ _KIND = "evaluation"
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Return whether links lead from a path below a folder out of it.
-
-    Inside are also `blobs` in the hub's cache, to which files of a snapshot are links, and the folder's own output.
-    """
+    """Return whether links lead out of a folder; `blobs` in the hub's cache and the folder's own output are inside."""
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if real == root or root in real.parents:
         return False
@@ -115,7 +112,6 @@ def check_no_output(folder: Path) -> None:
 
 
 def existing_files(run: Path) -> set[str]:
-    """Return the names of the listed files of a run folder that exist."""
     return {name for name in _listed(run)[1] if os.path.lexists(run / name)}
 
 

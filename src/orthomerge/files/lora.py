@@ -80,10 +80,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder as a task vector; names are those of the adapted model.
-
-    `replaced`: tensors that are stored whole; if a name also has a product, the product is added to them.
-    """
+    """An adapter as a task vector, by names of the adapted model; products are added to tensors in `replaced`."""
 
     path: Path
     config: Mapping[str, Any]
@@ -102,7 +99,6 @@ class Adapter:
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of a tensor that is stored whole."""
         return self.replaced[key]
 
     def under(self, names: Mapping[str, str]) -> Adapter:
@@ -131,7 +127,6 @@ class Adapter:
         return factors.pair()
 
     def origin(self, key: str) -> str:
-        """Return the file that a delta comes from, for messages."""
         entry = self.products[key].b if key in self.products else self.replaced.get(key)
         return str(self.path if entry is None else entry.file.path)
 
@@ -247,7 +242,6 @@ class _Reader:
         return {name: entry for name, (_, entry) in whole.items()}
 
     def _is_declared(self, name: str) -> bool:
-        """Return whether the config accounts for a tensor that is stored whole."""
         module, _, last = name.rpartition(".")
         adapted = (module, False) in self._pairs
         if last == "bias" and (self._bias == "all" or (self._bias == "lora_only" and adapted)):

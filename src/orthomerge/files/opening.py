@@ -1,7 +1,6 @@
 """Open a checkpoint: a transformers folder, a single file, an adapter or a hub id.
 
-A path that exists never touches the network. Folders are read by the names that transformers gives; when safetensors
-and pickles lie side by side, safetensors win.
+A path that exists never touches the network. Folders are read by transformers' names, safetensors before pickles.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ def open_checkpoint(reference: str | Path) -> Checkpoint:
 
 
 def open_expert(reference: str | Path) -> Checkpoint | Adapter:
-    """Open a full model or an adapter."""
     path, revision = locate(reference)
     opened: Checkpoint | Adapter
     try:

@@ -55,7 +55,6 @@ def read_pickle(path: Path) -> Checkpoint:
 
 
 def _head(file: RawFile) -> bytes:
-    """Return the first bytes; files that are often mistaken for weights are refused."""
     head = file.bytes(0, min(file.size, 512))
     text = head.lstrip().lower()
     refused = (
@@ -109,7 +108,6 @@ def _read_zip(file: RawFile) -> tuple[object, Locate]:
 
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
-    """Return the members of an archive by name, after checks, and the offset of its directory."""
     with Stream(file, _MAX_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
@@ -189,7 +187,6 @@ def _collect(file: RawFile, tensors: dict[str, Tensor], locate: Locate) -> Check
 
 
 def _entry(file: RawFile, name: str, tensor: Tensor, locate: Locate) -> Entry:
-    """Return the entry of a tensor, after checking its description in the pickle against its storage."""
     where, again = f"{file.path}: tensor {name!r}", "the file is damaged: fetch it again"
     if tensor.refused or tensor.storage is None:
         raise CheckpointError(

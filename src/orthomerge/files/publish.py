@@ -147,7 +147,6 @@ def _beside(out: Path, kind: str) -> Path:
 
 
 def _left(out: Path) -> str:
-    """Describe what a failed run left beside its target: nothing, or the state of a long fit."""
     states = out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")
     folders = [*_working_folders(out), *(path.parent for path in states)]
     if not folders:
@@ -180,7 +179,6 @@ def _locked(out: Path, need: int) -> Iterator[list[Path]]:
 
 
 def _is_foreign(lock: Path) -> bool:
-    """Return whether the path of a lock holds something other than an empty file."""
     try:
         status = lock.lstat()
     except OSError:
@@ -212,7 +210,6 @@ def _working_folders(out: Path) -> list[Path]:
 
 
 def _clear(out: Path) -> None:
-    """Remove the working folders of failed or killed runs, after restoring an old output from them."""
     for working in _working_folders(out):
         old = working / "old"
         if (working / WORKING).is_file() and old.is_dir() and not os.path.lexists(out):

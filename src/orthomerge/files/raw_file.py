@@ -30,7 +30,6 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 def digest_text(hasher: blake3) -> str:
-    """Return the digest of what a hasher was updated with."""
     return f"blake3:{hasher.hexdigest()}"
 
 
@@ -73,7 +72,6 @@ class RawFile:
         return bytes(data)
 
     def stream(self) -> FileIO:
-        """Return an independent stream of the file."""
         return FileIO(os.dup(self._fd))
 
     def read(self, offset: int, length: int) -> torch.Tensor:
@@ -142,14 +140,12 @@ class MemoryTensor:
         self._version = tensor._version  # noqa: SLF001 - torch counts changes there and nowhere else
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """Read bytes into a new uint8 tensor."""
         import torch
 
         data = self._tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return data[offset : offset + length].clone()
 
     def digest(self) -> str:
-        """Return the hash of the tensor's bytes."""
         return digest_of(self.read(0, self.size).numpy().data)
 
     def check_unchanged(self) -> None:

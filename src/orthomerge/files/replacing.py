@@ -52,7 +52,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_partial(path: Path, names: list[Path]) -> BinaryIO:
-    """Open and lock a new partial file; retry if another process removed it before it was locked."""
     while True:
         names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
         file = names[-1].open("xb")
@@ -97,7 +96,6 @@ def remove_file(path: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 

@@ -43,7 +43,6 @@ class RunState:
     part: str = ""
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state on disk atomically."""
         path = self.folder / self.part / _FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +56,6 @@ class RunState:
             raise OutputError(f"cannot keep the state of the run in {self.folder}: {why}; make room there") from error
 
     def read(self) -> dict[str, Any] | None:
-        """Return the state of this run, or None."""
         self._check()
         if not self._has_marker():
             return None

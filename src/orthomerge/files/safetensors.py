@@ -36,7 +36,6 @@ METADATA = {"format": "pt"}  # required by transformers
 
 
 def read_safetensors(path: Path) -> dict[str, Entry]:
-    """Return the entries of all tensors by name, in file order."""
     file = RawFile(path)
     header, start = _header(file)
     header.pop("__metadata__", None)
@@ -127,7 +126,6 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
 
 
 def _check_cover(spans: list[tuple[int, int, str, Spec]], size: int, path: Path) -> None:
-    """Refuse gaps and overlaps: every byte of the data must belong to exactly one tensor."""
     position = 0
     for begin, end, name, _ in spans:
         if begin != position:
@@ -220,7 +218,6 @@ def _write_shard(
 
 
 def _verify(path: Path, specs: dict[str, Spec], written: Written) -> None:
-    """Read a shard back and compare it with the data that was written."""
     try:
         file, entries = RawFile(path), read_safetensors(path)
         same = {name: entry.spec for name, entry in entries.items()} == specs

@@ -74,8 +74,6 @@ class Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of bytes in the file."""
-
     key: str
     kind: str
     width: int
@@ -95,7 +93,6 @@ class Tensor:
 
 
 def storage(key: str, kind: str, numel: int) -> Storage:
-    """Return a storage of torch class `kind`."""
     if kind not in _STORAGES and kind not in _OTHER:
         raise UnpicklingError(f"{kind!r} is not a known type of storage")
     width = DTYPES[_STORAGES[kind]][0] if kind in _STORAGES else _OTHER[kind]

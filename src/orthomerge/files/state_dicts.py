@@ -74,7 +74,6 @@ def _inner(path: Path, mapping: dict[object, object]) -> str | None:
 
 
 def _has_weights(value: object, memo: dict[int, bool]) -> bool:
-    """Return whether a mapping or module contains weights at any depth, apart from the training state."""
     if _parts(value) is not None:
         return True
     mapping = _mapping(value)
@@ -96,7 +95,6 @@ def _mapping(value: object) -> dict[object, object]:
 
 
 def _parts(value: object) -> dict[object, object] | None:
-    """Return the attributes of a module, or None for other values."""
     state = value.state if isinstance(value, Object) else None
     if isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("_parameters", "_modules")):
         return state

@@ -4,12 +4,10 @@ Yang et al., "AdaMerging: Adaptive Model Merging for Multi-Task Learning", ICLR 
 
     theta = theta_b + sum_t lambda_t^l tau_t^l,    min over lambda of the entropy of softmax(logits), summed over tasks
 
-Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMerging++: task vectors are trimmed, and
-elements without the elected sign are zero.
+Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` (AdaMerging++) trims task vectors and elects.
 
 Differs from the authors' code: a step sees one batch of 2 `batch` inputs of every task, where theirs adds up the
-gradients of two batches of 16; inputs are the caller's, not necessarily the test split's. Their clamp to [0, 1] is
-kept.
+gradients of two batches of 16; inputs are the caller's, not necessarily the test split's.
 """
 
 from dataclasses import dataclass

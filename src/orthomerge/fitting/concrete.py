@@ -10,8 +10,7 @@ m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature
 logits x, drawn anew every step. As in the authors' code, x starts at 0, Adam's rate is 1e-3 throughout, and the result
 is the last sample (`final`; ours are `expected`, without noise, and `binary`, x >= 0).
 
-Differs from the authors' code: inputs come in a new order every epoch and are the caller's, not necessarily the test
-split's; Adam's epsilon is 1e-15.
+Differs from the authors' code: inputs come in a new order every epoch and are the caller's; Adam's epsilon is 1e-15.
 
 Letters: x, m, m', u, V, theta [P].
 """

@@ -31,10 +31,9 @@ _NOTHING = 1e-9  # share of the largest eigenvalue below which eigenvectors are 
 
 @dataclass(frozen=True)
 class Fisher:
-    """`inputs`: number of inputs per task. `samples`: most backward passes per input.
+    """`inputs`: number per task. `samples`: most passes per input. `weights`: c, one per expert; equal by default.
 
     `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: scale every F_t to norm one.
-    `weights`: c, one number per expert; equal by default.
     """
 
     inputs: int = 256

@@ -145,7 +145,6 @@ def setting_of(
 
 
 def _pooling(experts: Experts) -> str:
-    """Return the common pooling of all heads, and refuse heads with different ones."""
     default = experts.family.default_pooling
     poolings = {task: head.pooling or default for task, head in experts.heads.items()}
     (first, pooling), *rest = poolings.items()
@@ -159,7 +158,6 @@ def _pooling(experts: Experts) -> str:
 
 
 def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], dict[str, dict[str, int]]]:
-    """Return the classifiers as they are saved, and the extra parameters of each."""
     heads: dict[str, Head | Extra] = dict(setting.heads)
     extra = {task: {"parameters": 0, "bytes": 0} for task in heads}
     setting.encoder.load(fitted.weights)

@@ -1,7 +1,6 @@
 """Gates: trained values that determine an encoder's weights, such as masks and coefficients.
 
-Autograd computes the gradient of the weights once per step. Gates turn it into the gradient of their own values, and
-write new weights after each step of the optimiser.
+Autograd computes the gradient of the weights; gates turn it into that of their own values, and write new weights.
 
 Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
@@ -20,10 +19,7 @@ _EPSILON = 1e-15
 
 
 class Gates:
-    """Trained `values` that determine the weights; `groups`: the parameter groups of AdamW.
-
-    Subclasses define `write` and `gradient`.
-    """
+    """Trained `values` that determine the weights; `groups`: AdamW's. Subclasses define `write` and `gradient`."""
 
     def __init__(self, values: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
         self.values = values

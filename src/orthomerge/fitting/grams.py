@@ -115,10 +115,7 @@ def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Solve total X = moments for X [k, m]; return it with the condition number of `total` in the 1-norm.
-
-    If `total` is singular, X has the least norm, and the condition number is infinite.
-    """
+    """Solve total X = moments for X [k, m]; also return the condition number: if infinite, X has the least norm."""
     factor, failed = torch.linalg.cholesky_ex(total)
     if not int(failed):
         condition = float(torch.linalg.norm(total, 1) * torch.linalg.norm(torch.cholesky_inverse(factor), 1))

@@ -85,7 +85,6 @@ class FlatEncoder:
             parameters[name].requires_grad_(True)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Features that the heads read, [B, d]."""
         return self._pool(self.module, batch)
 
     def load(self, weights: torch.Tensor) -> None:

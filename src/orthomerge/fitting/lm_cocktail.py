@@ -27,10 +27,7 @@ _BASE = "(base)"
 
 @dataclass(frozen=True)
 class LmCocktail:
-    """`temperature`: the higher, the more equal the weights. `inputs`: number of inputs per task, drawn by the seed.
-
-    `base`: include the base in the average.
-    """
+    """`temperature`: high for equal weights. `inputs`: number per task, drawn by the seed. `base`: average it, too."""
 
     temperature: float = 5.0
     inputs: int = 32

@@ -128,7 +128,6 @@ class _Run:
         self.gates.write(encoder.weights, step + 1)
 
     def _look(self, step: int) -> None:
-        """Add a row to the course, and keep the trained tensors if they are the best so far."""
         loop, course, seconds = self.loop, self._course, time.monotonic() - self._started
         row: dict[str, float] = {"step": step, "seconds": round(seconds, 2)}
         if self._losses:

@@ -34,8 +34,7 @@ class ModelTailor:
     """`sparsity`: share of each linear layer that reverts to the base. `balance`: weight of the change in the score.
 
     `sign`: of the compensation; -1 is consistent, 1 as released, 0 none. `scale`: of the patches and of the rest.
-    `rest`: other tensors become the mean of the experts, or stay at the base. `inputs`: number of inputs per task,
-    drawn by the seed.
+    `rest`: other tensors become the experts' mean, or stay at the base. `inputs`: number per task, drawn by the seed.
     """
 
     sparsity: float = 0.9
@@ -115,7 +114,6 @@ class ModelTailor:
     def _lowest(
         self, tuned: torch.Tensor, base: torch.Tensor, weight: torch.Tensor, diagonal: torch.Tensor
     ) -> torch.Tensor:
-        """Mask of the int(sparsity * count) entries of a block with the lowest scores, which revert."""
         score = self.balance * _standard((tuned - base).abs())
         score = score + (1 - self.balance) * _standard((weight / diagonal).square())
         lowest = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
@@ -124,7 +122,6 @@ class ModelTailor:
 
 
 def _standard(values: torch.Tensor) -> torch.Tensor:
-    """Standardise each row; a row of equal numbers becomes 0."""
     centred = values - values.mean(1, keepdim=True)
     deviation = centred.square().mean(1, keepdim=True).sqrt()
     return torch.where(deviation > 0, centred / deviation, 0.0)

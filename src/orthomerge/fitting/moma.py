@@ -179,7 +179,6 @@ class FeatureDistance(Objective):
             A.copy_(polar_factor(A.double().cpu(), task=task))
 
     def _scaled(self, features: torch.Tensor, task: str) -> torch.Tensor:
-        """Normalise features if the task's head does, and scale them to the expert's mean norm."""
         return normalize(features, dim=-1) * self._lengths[task] if task in self._lengths else features
 
     def _size(self, S: torch.Tensor) -> torch.Tensor:

@@ -48,10 +48,7 @@ class Entropy(Objective):
 
 
 class Divergence(Objective):
-    """Distillation of the experts' outputs: KL(softmax(z_t) || softmax(head_t(features))), z_t the expert's logits.
-
-    `heads`: of the student, trained if `lr` is not 0; `teachers`: the experts' heads.
-    """
+    """Distillation: KL(softmax(z_t) || softmax(head_t(features))), z_t the expert's logits; `lr`: of `heads`, or 0."""
 
     def __init__(
         self, heads: Mapping[str, Head], teachers: Mapping[str, Head], device: torch.device, *, lr: float = 0.0

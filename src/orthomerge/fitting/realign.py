@@ -136,10 +136,7 @@ class Realign:
         return Fitted(encoder.weights.cpu().clone(), stages[kept], facts, tuple(course.rows))
 
     def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
-        """Return inputs to train on, held-out inputs (mixtures if a task has few), and inputs to solve heads on.
-
-        Aligners do not use weights, so heads are solved on the targets of largest weight.
-        """
+        """Return inputs to train on, held-out ones, and the targets of largest weight: aligners do not use weights."""
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}
         counts = {task: self._mixtures(size) for task, size in sizes.items()}

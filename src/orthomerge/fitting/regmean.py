@@ -36,10 +36,7 @@ from orthomerge.fitting.setting import Fitted, Inputs, Setting
 
 @dataclass(frozen=True)
 class RegMean:
-    """`alpha`: factor of the off-diagonal elements of G; at 0 features are independent.
-
-    `inputs`: number of inputs per task, drawn by the seed.
-    """
+    """`alpha`: factor of G's off-diagonal elements (0: independent). `inputs`: number per task, drawn by the seed."""
 
     alpha: float = 0.95
     inputs: int = 256

@@ -70,7 +70,6 @@ class Inputs:
         return replace(self, targets=dict(targets))
 
     def at(self, places: Mapping[str, torch.Tensor | slice]) -> Inputs:
-        """Select targets of some tasks by their places."""
         return self.with_targets({task: self.targets[task].at(some) for task, some in places.items()})
 
     def extended(self, parts: Sequence[Part]) -> Inputs:

@@ -1,7 +1,6 @@
 """Trim, elect, merge: the three steps of TIES, which its variants combine in different ways; and sums of rows.
 
-Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one row per
-expert; they never modify the rows.
+Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions of the rows of a block, one per expert.
 
 An entry *agrees* when its sign is the elected one; multiplied by that sign it is then positive, so `relu(row * sign)`
 is its magnitude and zero for all others. Comparisons, masks and `where` would take ten times as long on a CPU.

@@ -1,8 +1,7 @@
 """Interfaces of merging methods and of their inputs.
 
 A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams everything once
-(thresholds, norms, angles) and then becomes a tensor method. Both are frozen dataclasses; their fields are the schema
-of a recipe.
+(thresholds, norms, angles) and then becomes a tensor method. Both are frozen dataclasses, whose fields are options.
 
 Letters: T experts; a block holds `base` [n] and `deltas` [T, n]. A method with `scope = "matrix"` gets every
 two-dimensional tensor whole: `base` [m, k], `deltas` [T, m, k].

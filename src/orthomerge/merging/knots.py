@@ -2,8 +2,7 @@
 
 Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735. Per matrix the updates side by side
 are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T; a merger gets the *parts* S V_t^T = U^T M_t instead of
-the updates, and delta = U merged. U is defined up to a rotation among equal singular values, so that element-wise
-merges are not unique there.
+the updates, and delta = U merged. Among equal singular values, U and element-wise merges are not unique.
 
 From factors M_t = B_t A_t it is B = [B_1 .. B_T] = Q R and A_t^T = Q_t L_t^T, and U = Q U' with U' of the small matrix
 [R_1 L_1 .. R_T L_T]: O(m (sum r)^2). From dense updates it costs a QR decomposition of [T k, m], O(T k m^2).
@@ -41,10 +40,7 @@ _KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; oth
 
 @dataclass(frozen=True)
 class Knots:
-    """`merger`: the method that merges the parts; `scale`, `density`, `drop`, `weights`: its options.
-
-    An option that is None has the merger's default.
-    """
+    """`merger`: merges the parts; `scale`, `density`, `drop`, `weights`: an option of it, by default its own."""
 
     merger: Merger = "ties"
     scale: PerExpert | None = None

@@ -52,7 +52,6 @@ def merge_opened(
 def chosen_method(
     experts: Experts, method: Any, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> tuple[str, Any, dict[str, Any]]:
-    """Return the name of a method, its object, and all its options."""
     if isinstance(method, str):
         tasks = experts.tasks if vector is None else ("vector",)
         chosen = make_method(method, options, tasks=tasks, seed=seed)
@@ -65,7 +64,6 @@ def chosen_method(
 def origin_of(
     experts: Experts, name: str, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> Origin:
-    """Record method, options, seed, expression and notes of a merge."""
     method = {"name": name, "parameters": plain(options)}
     return Origin(
         {"method": method, "seed": seed, "vector": vector, "notes": list(experts.notes)},
@@ -85,7 +83,6 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
 
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
-    """Yield the problems of merging compatible experts by this method."""
     row = known_method(method)
     if row is None:  # an object of a class that is not in the table
         return
@@ -154,8 +151,7 @@ def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
 class MergedTensors:
     """Merged encoder, computed when it is streamed.
 
-    `dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for methods
-    that decompose matrices.
+    `dtype`: of the result; None: the base's. `vector`: an expression over task vectors. `device`: for decompositions.
     """
 
     experts: Experts
@@ -180,7 +176,6 @@ class MergedTensors:
         return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Stream the merged encoder."""
         memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
         work = f"a merge of {len(self.experts.tasks)} experts"
         advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
@@ -197,7 +192,6 @@ class MergedTensors:
                     yield name, weights
 
     def _cast(self, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
-        """Cast to the dtype of the output, and refuse values that overflow."""
         key = block.site.key
         dtype = self.specs[key].dtype
         cast = weights.to(torch_dtype(dtype))

@@ -1,7 +1,6 @@
 """Hand-written tables of merging methods; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
 
-Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
-`orthomerge.testing.check_method` checks it.
+Third parties add rows by the entry-point group `orthomerge.methods` (`orthomerge.testing.check_method` checks them).
 """
 
 from collections.abc import Mapping
@@ -150,7 +149,6 @@ def build_method(row: Row, options: Options, *, tasks: tuple[str, ...], seed: in
 
 
 def options_of(method: object, name: str, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Return all options of a method as they were used, including defaults."""
     row = find_method(name)
     maker = maker_of(row)
     if maker is type(method):
@@ -171,7 +169,6 @@ def name_of(method: object) -> str:
 
 
 def _resolved(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Options with numbers per expert in the order of `tasks`, and the seed if the method has one."""
     resolved, fields = dict(options), schema(maker_of(row))
     for key, value in options.items():
         kind = fields[key][0] if key in fields else None

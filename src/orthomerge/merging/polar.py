@@ -4,8 +4,7 @@ X = U diag(s) V^T and X = W H with W = U V^T, the matrix with orthonormal column
 Golub & Van Loan, "Matrix Computations", 4th ed., sections 2.4, 6.4.1 and 9.4.3.
 
 Both keep the *numerical rank* p only: directions whose singular value is lost in the rounding of float32 weights are
-noise that later steps would amplify. Without full rank W is therefore the partial isometry, the only one that is
-unique.
+noise that later steps would amplify. Without full rank W is therefore the partial isometry, which alone is unique.
 
 Letters: X [m, k]; U [m, p], s [p] falling, Vh = V^T [p, k]; R [k, k] the triangle of X = QR.
 Differs from the textbook: s^2 and V are eigenvalues and eigenvectors of X^T X, in a third of the time of an SVD, if all
@@ -38,8 +37,7 @@ def is_table(key: str) -> bool:
 def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0) -> Factors:
     """Truncate the SVD of X to its numerical rank, or to `top`: U, s, Vh in float64. `key` names X in errors.
 
-    Singular values up to `floor` count as zero. The largest entry of each row of Vh (column of U, where X is wide) is
-    positive.
+    Singular values up to `floor` count as zero. The largest entry per row of Vh (column of U of a wide X) is positive.
     """
     if X.shape[0] < X.shape[1]:
         U, s, Vh = svd(X.T, key=key, top=top, floor=floor)
@@ -74,7 +72,6 @@ def joined(parts: Sequence[Factors]) -> Factors:
 def _right(
     X: torch.Tensor, *, key: str, floor: float = 0.0, top: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors s and Vh of a matrix that is not wide, the first `top` of them."""
     m, k = X.shape
     if not torch.isfinite(X).all():
         raise NumericalError(

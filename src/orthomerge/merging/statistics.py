@@ -1,7 +1,6 @@
 """Gram matrices and k-th largest magnitudes of task vectors, in streamed passes.
 
-Results do not depend on the size of blocks: sums are taken in float64 over runs of one length, and order statistics
-are exact.
+Results do not depend on block sizes: sums are in float64 over runs of one length, and order statistics are exact.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +110,6 @@ def _in_memory(
 def _two_passes(
     stream: Callable[[], Iterable[torch.Tensor]], wanted: Mapping[_Pair, int], *, rows: int
 ) -> dict[_Pair, int]:
-    """Bits of the k-th largest magnitudes, by rank and row."""
     upper = np.zeros((rows, 1 << _UPPER), np.int64)
     for block in stream():
         for row, bits in enumerate(map(_bits, block)):
@@ -162,7 +160,6 @@ def _near_sample(
 
 
 def _counts_from(bits: _Bits, first: int, number: int) -> _Counts:
-    """Count the bits in a number of intervals of upper bits, from the interval `first` on."""
     # As numbers without a sign, bits below the first interval are large: one comparison does for both ends.
     offset = (bits - np.int32(first << _LOWER)).view(np.uint32)
     counts: _Counts = np.bincount(offset[offset < number << _LOWER], minlength=number << _LOWER)

@@ -1,7 +1,6 @@
 """Read blocks, merge them in a few threads, and yield them in order with bounded memory.
 
-The caller's thread reads, so that input files are hashed in order. Each block is computed by one thread, so that
-results do not depend on the number of threads.
+The caller's thread reads, so that files are hashed in order. One thread computes each block: results are reproducible.
 """
 
 import os
@@ -39,8 +38,7 @@ def merge_blocks(
 ) -> Generator[Result, None, None]:
     """Merge every block and yield `finish(block, merged weights)` in streaming order, the weights on the CPU.
 
-    At most `memory` bytes of blocks are in progress at once; a single block that is larger is merged alone. Close a
-    generator that is not exhausted, to end its threads.
+    At most `memory` bytes of blocks, or one larger block, are in progress. Close a generator that is not exhausted.
     """
 
     def merge(block: Block) -> Result:

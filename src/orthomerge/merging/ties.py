@@ -79,7 +79,6 @@ class Ties:
         return Surveyed(merge)
 
     def _limits(self, vectors: Vectors) -> Mapping[str, Thresholds]:
-        """Smallest magnitude of each tensor that survives the trim, per expert."""
         if self.density >= 1:
             return dict.fromkeys(vectors.shapes, (0.0,) * len(vectors.tasks))
         if self.trim == "tensor":
@@ -94,7 +93,6 @@ class Ties:
     def _voters(
         self, deltas: torch.Tensor, key: str, *, weights: tuple[float, ...], limits: Mapping[str, Thresholds]
     ) -> list[torch.Tensor]:
-        """Rows for the election: trimmed, and weighted if `weigh` is before."""
         rows = trim(deltas, limits[key])
         if self.weigh == "after":
             return rows

@@ -183,10 +183,7 @@ class TaskVector:
 
 @dataclass(frozen=True)
 class TaskVectors:
-    """Several task vectors over one base, streamed block by block in a fixed order.
-
-    `device`: of blocks and factors, for methods that decompose matrices.
-    """
+    """Several task vectors over one base, streamed block by block in a fixed order. `device`: of blocks and factors."""
 
     vectors: Mapping[str, TaskVector]
     tile: int = TILE

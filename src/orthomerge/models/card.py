@@ -1,7 +1,6 @@
 """Model card of a merged model in the hub's format, rendered from the manifest alone.
 
-All outside strings (names, labels, licences, options) are shown as plain text: Markdown and HTML characters are
-escaped, and the YAML header is written by PyYAML.
+All outside strings (names, labels, licences, options) are plain text: Markdown and HTML characters are escaped.
 """
 
 from __future__ import annotations
@@ -186,11 +185,9 @@ def _table(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Remove the characters that could end a Markdown code span or block."""
     return "".join(char for char in text if char.isprintable() and char != "`")
 
 
 def _text(value: object) -> str:
-    """Escape a value as plain text on one line of a Markdown table."""
     plain = "".join(" " if char.isspace() else char for char in str(value) if char.isprintable() or char.isspace())
     return "".join(f"&#{ord(char)};" if char in _SPECIAL else char for char in plain)

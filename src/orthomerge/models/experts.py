@@ -46,10 +46,7 @@ def reopen_experts(
     experts: Mapping[str, Any] | None = None,
     tasks: Iterable[str] | None = None,
 ) -> Experts:
-    """Open the experts of a model again and compare their hashes with those recorded.
-
-    `base`, `experts`: their present paths. `folder`: the model's, for messages. `tasks`: all by default.
-    """
+    """Open a model's experts again, at `base` and `experts` if they moved, and compare hashes with those recorded."""
     named, wanted = dict(experts or {}), tuple(model.tasks if tasks is None else tasks)
     for task in (*named, *wanted):
         model.head(task)

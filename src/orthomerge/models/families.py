@@ -54,8 +54,7 @@ _roberta = partial(
 )
 
 _ROWS = (
-    # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one
-    # layer.
+    # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: in the encoder) goes into one layer.
     _text(
         ("bert", "BERT", "Bert"),
         head=_ONE_LAYER,
@@ -64,8 +63,7 @@ _ROWS = (
         foreign=("cls.*",),
     ),
     _roberta(("roberta", "RoBERTa", "Roberta")),  # Liu et al. 2019, arXiv 1907.11692
-    # Conneau et al. 2020, arXiv 1911.02116, and Martin et al. 2020, arXiv 1911.03894: RoBERTa's layout, prefix
-    # included, under classes of their own.
+    # Conneau et al. 2020, arXiv 1911.02116, and Martin et al. 2020, arXiv 1911.03894: RoBERTa's layout and prefix.
     _roberta(("xlm_roberta", "XLM-RoBERTa", "XLMRoberta"), model_types=("xlm-roberta",)),
     _roberta(("camembert", "CamemBERT", "Camembert")),
     # Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
@@ -110,8 +108,7 @@ _ROWS = (
         tied={"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
         adapt=None,
     ),
-    # A linear layer over the mean of the encoder's states, as in Sentence-T5 (Ni et al. 2022, arXiv 2108.08877);
-    # transformers has no class for it.
+    # The mean of the encoder's states goes into a linear layer (Sentence-T5, Ni et al. 2022, arXiv 2108.08877).
     Family(
         name="t5_encoder",
         title="T5, encoder only",
@@ -141,8 +138,7 @@ _ROWS = (
         foreign=("decoder.*", "cls_classifier.*", "distillation_classifier.*"),
         adapt=vit_names,
     ),
-    # Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one
-    # layer.
+    # Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d), go into one layer.
     _image(
         ("dinov2", "DINOv2", "Dinov2"),
         poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
@@ -188,10 +184,7 @@ def family(name: str) -> Family:
 
 
 def family_for(model_type: str, keys: Iterable[str]) -> Family:
-    """Find the family of a checkpoint by the `model_type` of its config and, where two share it, by its tensors.
-
-    `keys` should be the tensor names of an expert: a bare base has no head to recognise.
-    """
+    """Find a family by the `model_type` of a config and, where two share it, by an expert's tensor names (`keys`)."""
     fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:
         model_types = sorted({kind for row in FAMILIES.values() for kind in row.model_types})

@@ -1,7 +1,6 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
-A head includes pooling, maximum length, and the meaning of its outputs (its kind, an entry of `KINDS`), because
-experts of one base differ in these.
+A head includes what differs among experts of one base: pooling, maximum length, and its kind, an entry of `KINDS`.
 
 `Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter.
 Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
@@ -218,7 +217,6 @@ class SingleLabel:
         return chosen == truth
 
     def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
-        """Turn logits [n, C] into labels with scores."""
         choices = self.choices(logits).tolist()
         rows = logits.double().softmax(1).tolist()
         return [

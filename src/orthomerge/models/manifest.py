@@ -178,7 +178,6 @@ def record_of(model: ModelData) -> dict[str, Any]:
 
 
 def _input(experts: Opened, task: str, name: str) -> dict[str, Any]:
-    """Record one input by name, revision and hashes, without its path."""
     source = experts.checkpoints()[task]
     if source.in_memory:
         content = content_digest(experts.tensors(task), experts.family.prefix)

@@ -159,7 +159,6 @@ class ModelData:
         return f"{name} + {aligned['aligner']}" if aligned else name
 
     def head(self, task: str) -> Head | Extra:
-        """Return the classifier of a task; an unknown name is an error that suggests the nearest."""
         if task not in self.heads:
             raise RecipeError(f"there is no task {task!r}; {nearest(task, self.heads)}")
         return self.heads[task]

@@ -1,8 +1,7 @@
 """Translation of tensor names of other formats to those of stock transformers; no tensor is read.
 
 CLIP vision towers are also published with the names of open_clip and OpenAI (Cherti et al. 2023, arXiv 2212.07143;
-the papers on task vectors publish experts in this format). There, queries, keys and values are one fused matrix, and
-the projection is stored transposed.
+the papers on task vectors). There, queries, keys and values are one fused matrix; the projection is transposed.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ def _renamed(name: str, rules: _Rules) -> str:
 
 
 def _rename_all(rules: _Rules, checkpoint: Checkpoint) -> Checkpoint:
-    """Apply rules to every name, in order; duplicate names are an error."""
     names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
     taken: dict[str, str] = {}
     for old, new in names.items():

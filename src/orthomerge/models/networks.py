@@ -2,8 +2,7 @@
 
 The tangent is f_lin(x; theta) = f(x; theta_b) + J(x) tau, with tau = theta - theta_b (Ortiz-Jimenez et al. 2023, arXiv
 2305.12827). f [B, d] are the features that the head reads; J(x) tau is computed in one forward-mode pass at theta_b,
-with the encoder in eval mode. Task vectors of such experts add up exactly in function space, so their merge must be
-evaluated as f_lin too: `Model.linearised`.
+with the encoder in eval mode. A merge of such experts must be evaluated as f_lin too: `Model.linearised`.
 
 Differs from the paper: the trained parameters are tau, so weight decay pulls the weights towards theta_b, not zero.
 """
@@ -102,7 +101,6 @@ class LinearisedEncoder(nn.Module):
         return self
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Compute f(x; theta_b) + J(x) tau, [B, d]."""
         features, change = self._features_and_change(batch)
         return features + change
 

@@ -1,7 +1,6 @@
 """Export of a model as an ONNX graph: the encoder with one head, or with all heads and one output per task.
 
-The graph is run in onnxruntime on batches and lengths other than the export's, and kept only if its logits agree with
-torch's. Weights are in float32.
+The graph, in float32, is run in onnxruntime on other batches and lengths, and kept only if its logits agree.
 
 TO/model.onnx               inputs as the tokenizer or image processor names them; batch (and sequence) are dynamic
 TO/config.json              if one task is exported: its labels, as transformers writes them
@@ -106,7 +105,6 @@ def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
 
 
 def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, length: int) -> dict[str, torch.Tensor]:
-    """Draw random inputs with a fixed seed; half of the last text is padding."""
     generator = torch.Generator().manual_seed(count)
     if inputs == ("pixel_values",):
         side = config.get("image_size", 224)

@@ -163,7 +163,6 @@ def check_task_names(tasks: Mapping[str, object]) -> None:
 
 
 def live_models(named: Mapping[str, object]) -> dict[str, Live]:
-    """Select the live models, and pairs (model, processor), by name."""
     live = {}
     for name, value in named.items():
         if _is_live(value):

@@ -71,7 +71,6 @@ class Pool:
         return {name: tensor[on_device, :longest] for name, tensor in self.kept.items()}
 
     def raw(self, rows: Sequence[int]) -> list[Any]:
-        """Return the unprocessed inputs of some rows: texts, or images as arrays."""
         inputs = []
         for row in rows:
             number = bisect_right(self._starts, row) - 1
@@ -83,10 +82,7 @@ class Pool:
         return torch.arange(len(rows)) if self.lengths is None else self.lengths[rows].argsort(stable=True)
 
     def groups(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Split indices into `rows` into one to three groups of similar length that are cheapest to encode in turn.
-
-        Padding short texts to long ones costs time, and each further group costs the overhead of another pass.
-        """
+        """Split indices into `rows` into one to three groups of similar length that are cheapest to encode in turn."""
         order = self.by_length(rows)
         if self.lengths is None:
             return (order,)

@@ -210,7 +210,6 @@ def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Probl
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a file exists and would be copied to an output."""
     return path.is_file() and not leaves(path, path.parent) and path.stat().st_size <= _MOST_BYTES
 
 

@@ -93,8 +93,7 @@ class ImageProcessor:
 class PixelProcessor:
     """Image processing in torch: resizing (bilinear, antialiased, only if needed), then (pixel / 255 - mean) / std.
 
-    `size`: side of a square, or height and width. `mean`, `std`: one number, or one per channel. Grey images are
-    repeated over the channels of the model.
+    `size`: side of a square, or height and width. `mean`, `std`: one, or one per channel. Grey is repeated.
     """
 
     modality: ClassVar[Modality] = "image"

@@ -36,10 +36,7 @@ _OFFSET = ("roberta", "xlm-roberta", "camembert")
 
 @dataclass(frozen=True, eq=False)
 class ProcessorSource:
-    """Source of a processor: `files` of a `folder`, or `live`, an object in memory.
-
-    `config`: the encoder's. `hashes`: expected hashes of files, by name.
-    """
+    """Source of a processor: `files` of a `folder` with `hashes`, or a `live` object. `config`: the encoder's."""
 
     modality: str
     config: Mapping[str, Any]

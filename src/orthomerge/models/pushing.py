@@ -1,8 +1,7 @@
 """Upload an output folder to the hub, through huggingface_hub.
 
 The manifest and the files that it lists are uploaded, each hashed again right before it is sent. Files of an earlier
-push that this output does not have (shards of the encoder, folders of tasks) are removed in the same commit; all other
-files in the repository stay.
+push that this output lacks (shards, folders of tasks) are removed in the same commit; all others stay.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def _additions(out: Path, files: Mapping[str, Mapping[str, Any]]) -> Iterator[An
 
 
 def _left_over(remote: Iterable[str], files: Iterable[str]) -> list[str]:
-    """List files of an earlier push that are no longer needed: encoder shards, and folders of tasks."""
     names = list(remote)
     tasks = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == HEAD}
     pushed = {name for name in names if _SHARDS.fullmatch(name) or PurePosixPath(name).parent in tasks}

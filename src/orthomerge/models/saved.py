@@ -127,7 +127,6 @@ def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, t
 
 
 def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
-    """Check that the parts form one or two linear layers whose shapes fit each other and the labels."""
     weights = {"weight"} if activation is None else {"hidden.weight", "weight"}
     allowed = weights | {name.replace("weight", "bias") for name in weights}
     shapes = {name: tuple(tensor.shape) for name, tensor in parts.items()}
@@ -245,7 +244,6 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
 
 
 def _non_finite(tensors: FileTensors) -> dict[str, int]:
-    """Count the elements that are NaN or infinite, by tensor; tensors without any are left out."""
     counts: Counter[str] = Counter()
     for name, block in tensors.blocks():
         if block.is_floating_point():

@@ -172,7 +172,6 @@ def _load(family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Te
 
 
 def _module_names(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Find the name of each tagged tensor in the module."""
     keys, names, owners = list(tags), dict[str, str](), dict[int, str]()
     for name, tensor in module.state_dict().items():
         if not tensor.numel():

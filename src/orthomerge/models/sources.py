@@ -154,7 +154,6 @@ class Opened:
         return None
 
     def _add_notes(self, opened: Mapping[str, Checkpoint | Adapter], base: Checkpoint) -> None:
-        """Add notes on models that were given twice, and on experts whose config marks them as linearised."""
         tasks: dict[str, list[str]] = {}
         for task, source in (*opened.items(), *([("the base", base)] if self.opening.base else [])):
             tasks.setdefault(str(source.path), []).append(task)
@@ -204,7 +203,6 @@ class Opened:
         return Source(expert, checkpoint, config, split, layout, labels, pooling, max_length)
 
     def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
-        """Find pooling and maximum length of a head, from the opening or the config that `finetune` wrote."""
         record = _mapping(config, "orthomerge")
         recorded, length = record.get("pooling"), _mapping(record, "tuning").get("max_length")
         pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
@@ -222,7 +220,6 @@ def _mapping(config: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
 
 
 def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter]) -> Family:
-    """Find the family by name, or else by the first config with a model type."""
     if opening.family == "generic" or (opening.family is None and opening.encoder_prefix is not None):
         return generic(opening.encoder_prefix or "")
     if opening.family is not None:

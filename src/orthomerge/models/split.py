@@ -158,7 +158,6 @@ def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: S
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:
-    """Return the prefix that training loops have put before every name."""
     keys = list(specs)
     for wrapper in _WRAPPERS:
         if keys and all(key.startswith(wrapper) for key in keys):

@@ -224,10 +224,7 @@ def plain(value: Any) -> Any:
 
 
 def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
-    """Write card and manifest with an evaluation, or without one, in one atomic step.
-
-    All other files, listed in the manifest or not, stay the same (as hard links, if possible), and links stay links.
-    """
+    """Write card and manifest with or without an evaluation in one atomic step; all other files and links stay."""
     manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)

@@ -17,10 +17,7 @@ _KEPT = (TextProcessor, PixelProcessor, ImageProcessor)
 
 
 class Feed:
-    """Batches of examples from several sources; missing labels are -1.
-
-    Inputs are processed once and kept on the device if they fit into `room` bytes. `sizes`: examples per source.
-    """
+    """Batches of examples (missing labels: -1), kept on the device if they fit `room` bytes. `sizes`: per source."""
 
     def __init__(
         self, sources: Sequence[Examples], processor: Processor, device: torch.device, *, room: int = 0

@@ -121,7 +121,6 @@ class _Training(Run):
         return metrics
 
     def _check(self) -> Family:
-        """Check the arguments before a model is loaded, and return the family."""
         mode = self.settings.mode
         for task in self.tasks:
             _check_labelled(task, "train")

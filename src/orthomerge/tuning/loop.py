@@ -2,8 +2,7 @@
 
 Loss: cross-entropy. With `tau_jp` (Yoshida et al. 2025, ICLR) plus `penalty` times the batch mean of ||J(x') tau||_2:
 x' are unlabelled inputs of another task, J(x') tau [B, d] is the change of their features by the task vector.
-Differs from the paper: the norm is sqrt(sum of squares + eps), because it has no gradient at tau = 0; no inputs of
-ImageNet are added to the other tasks'.
+Differs from the paper: the norm is sqrt(sum of squares + eps), as it has no gradient at tau = 0; no ImageNet inputs.
 """
 
 import math
@@ -77,7 +76,6 @@ class Run:
         return min(steps, settings.steps or steps)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Autocast to bfloat16, if set, on a GPU."""
         settings = self.settings
         enabled = settings.precision == "bfloat16" and self.device.type == "cuda"
         # Casts of dual numbers must not be cached between passes.
@@ -196,7 +194,6 @@ class _Tally:
         self._sums[number] += torch.stack([value.detach().double() for value in values])
 
     def report(self, step: int, scores: Mapping[int, float]) -> None:
-        """Report means over the epoch so far, and refuse a loss that is not finite."""
         loss, correct, _ = self._sums.sum(0).tolist()
         place = f"step {step} of {self._run.steps}"
         self._run.check(loss, place)

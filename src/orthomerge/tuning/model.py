@@ -104,7 +104,6 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
 
 
 def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
-    """Load the encoder of a base in float32, without heads."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
     checkpoint = family.adapted(open_checkpoint(base))
@@ -171,7 +170,6 @@ def add_adapter(model: Model, family: Family, *, base: Path, settings: Tuning) -
 
 
 def _stock_layout(model: Model, family: Family) -> nn.Module:
-    """Register the model's modules under the names of the stock class."""
     encoder = model.encoding.tuned()
     if family.head is None:  # CLIP without a head: the encoder is the stock class
         return encoder
@@ -190,10 +188,7 @@ def _stock_layout(model: Model, family: Family) -> nn.Module:
 
 
 def write_weights(folder: Path, encoder: nn.Module, names: Mapping[str, str], head: Head, family: Family) -> None:
-    """Write encoder and head (where the family can store one).
-
-    `names`: name on disk, without the family's prefix -> name in the encoder's state dict.
-    """
+    """Write encoder and head (where the family can store one). `names`: on disk, without prefix -> in the module."""
     state = encoder.state_dict()
     named = {family.prefix + key: state[name] for key, name in names.items()}
     named |= named_tensors(family, head) if family.head is not None else {}
