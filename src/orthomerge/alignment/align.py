@@ -173,5 +173,4 @@ def _specs(head: Head) -> dict[str, tuple[Any, ...]]:
 def _gap(one: Head | Extra, other: Head | Extra, sample: torch.Tensor) -> float:
     """Largest difference between logits in float64, as a share of the largest logit."""
     logits, rounded = (_cast(classifier, torch.float64)(sample) for classifier in (one, other))
-    largest = logits.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return float((logits - rounded).abs().max() / largest)
+    return float((logits - rounded).abs().max() / logits.abs().max().clamp_min(torch.finfo(torch.float64).tiny))

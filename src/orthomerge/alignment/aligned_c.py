@@ -68,8 +68,7 @@ class AlignedC:
         problem = Problem.of(pair, head)
         aligned = self.distil(pair.merged.values, problem.Z, head, task=problem.task)
         before, after = (problem.divergence(logits_from(reader, problem.H)) for reader in (head, aligned))
-        facts = {"loss_before": before, "loss": after, "steps": self.descent(len(problem.H)).steps}
-        return Alignment(aligned, facts)
+        return Alignment(aligned, {"loss_before": before, "loss": after, "steps": self.descent(len(problem.H)).steps})
 
     def distil(self, features: torch.Tensor, teacher: torch.Tensor, head: Head, *, task: str) -> Head:
         """Fit the head to merged features [n, d] and the expert's logits [n, C] of the same inputs."""

@@ -20,8 +20,7 @@ from orthomerge.models.heads import Head, Linear
 
 def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:
     """Input of the head's first linear map for features, in float64."""
-    values = values.double()
-    return normalize(values, dim=-1) if head.normalise else values
+    return normalize(values.double(), dim=-1) if head.normalise else values.double()
 
 
 def first_map(head: Head) -> Linear:

@@ -144,8 +144,7 @@ class KlProblem:
             return self._zeros(self._all)
         A = X.T @ X
         A.diagonal().add_(problem.strength * problem.spectrum.unit * len(rows) / len(self._order))
-        moment = X.T @ problem.residual[rows].to(self._device)
-        return torch.cholesky_solve(moment, torch.linalg.cholesky(A)).T
+        return torch.cholesky_solve(X.T @ problem.residual[rows].to(self._device), torch.linalg.cholesky(A)).T
 
     def _minimised(self, rows: Rows, prior: float, start: torch.Tensor, tolerance: float) -> Fit:
         fit = rows.minimised(prior, start, tolerance=tolerance, steps=self._steps)
@@ -162,8 +161,9 @@ class KlProblem:
         moment = (spectrum.U.T @ R).T * spectrum.s
         q = self._all.target.exp()
         curvature = float((q - q.square()).mean())
-        sizes = (size for size in (1.0, curvature) if size > 0)
-        return [(moment / (spectrum.s.square() + prior / size)).to(self._device) for size in sizes]
+        return [
+            (moment / (spectrum.s.square() + prior / size)).to(self._device) for size in (1.0, curvature) if size > 0
+        ]
 
     def _prior(self, strength: float) -> float:
         return max(strength, 1e-9) * self._unit

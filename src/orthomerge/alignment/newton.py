@@ -117,8 +117,7 @@ class _Local:
         self._slopes: torch.Tensor | None = None
         if head.hidden is not None and head.activation is not None:
             at = first.detach().requires_grad_()
-            values = getattr(torch.nn.functional, head.activation)(at)
-            (self._slopes,) = torch.autograd.grad(values.sum(), at)
+            (self._slopes,) = torch.autograd.grad(getattr(torch.nn.functional, head.activation)(at).sum(), at)
             self._output = head.output.weight.double()
 
     def backpropagated(self, error: torch.Tensor) -> torch.Tensor:

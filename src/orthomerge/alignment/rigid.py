@@ -54,8 +54,8 @@ class Orthogonal(Solved):
     def align(self, problem: Problem) -> Alignment:
         rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=self.scaled)
         head = folded(problem.head, rigid.scale * rigid.A, rigid.shift, task=problem.task)
-        facts = {"kappa": rigid.kappa, "shift": rigid.share}
-        return Alignment(head, {**facts, "scale": rigid.scale} if self.scaled else facts)
+        scale = {"scale": rigid.scale} if self.scaled else {}
+        return Alignment(head, {"kappa": rigid.kappa, "shift": rigid.share, **scale})
 
 
 @dataclass(frozen=True)

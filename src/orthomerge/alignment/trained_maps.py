@@ -165,8 +165,10 @@ def excess(M: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(problem: Problem, M: torch.Tensor, loss: Loss, **facts: float) -> Alignment:
-    losses = {"loss_before": loss(problem, problem.H), "loss": loss(problem, problem.H @ M.T)}
-    return Alignment(folded(problem.head, M, task=problem.task), {**losses, **facts})
+    return Alignment(
+        folded(problem.head, M, task=problem.task),
+        {"loss_before": loss(problem, problem.H), "loss": loss(problem, problem.H @ M.T), **facts},
+    )
 
 
 def _divergence(problem: Problem, mapped: torch.Tensor) -> float:

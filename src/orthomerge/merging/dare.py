@@ -112,8 +112,7 @@ class Dare:
 
         count = sum(prod(shape) for shape in vectors.shapes.values())
         sample = ((block.site, torch.stack(self.dropped(block.deltas, block.site))) for block in vectors.sample())
-        ranks = (int(self.trim * count),)
-        return kth_largest(stream, ranks, rows=len(vectors.tasks), count=count, sample=sample)[0]
+        return kth_largest(stream, (int(self.trim * count),), rows=len(vectors.tasks), count=count, sample=sample)[0]
 
 
 def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:

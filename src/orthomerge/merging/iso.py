@@ -71,11 +71,8 @@ class IsoCts:
         for delta in deltas:
             tau = delta.double()
             # Where U_0 leaves nothing, what remains is the rounding of tau, not a direction.
-            rounding = ROUNDING * float(tau.norm())
-            parts.append(svd(tau - U_0 @ (U_0.T @ tau), key=key, top=n, floor=rounding))
+            parts.append(svd(tau - U_0 @ (U_0.T @ tau), key=key, top=n, floor=ROUNDING * float(tau.norm())))
         U, s, Vh = joined(parts)
-        if not len(s):
-            return torch.zeros_like(base)
         return ((polar(U, key=key) * (self.scale * s.mean())) @ polar(Vh, key=key)).float()
 
     def split(self, r: int, T: int) -> tuple[int, int]:

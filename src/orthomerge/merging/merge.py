@@ -95,8 +95,12 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
             RecipeError,
         )
     if row.fitted and experts.partial is not None and not experts.partial.family.encoder_class:
-        what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
-        yield Problem("fit", what, "use a method that needs no inputs", RecipeError)
+        yield Problem(
+            "fit",
+            f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere",
+            "use a method that needs no inputs",
+            RecipeError,
+        )
     if device == "cpu" or row.fitted:
         return
     if not row.matrices:
@@ -125,8 +129,10 @@ def _delta(source: Source, merged: list[str]) -> Difference | Adapter:
     names = source.split.names
     if isinstance(source.checkpoint, Adapter):
         return source.checkpoint.under(names)
-    tensors = FileTensors({key: (source.checkpoint, name) for key, name in names.items()})
-    return Difference(tensors, frozenset(key for key in merged if key not in names))
+    return Difference(
+        FileTensors({key: (source.checkpoint, name) for key, name in names.items()}),
+        frozenset(key for key in merged if key not in names),
+    )
 
 
 def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:

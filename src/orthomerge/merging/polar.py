@@ -86,8 +86,7 @@ def _right(
     s, Vh = factors
     rank = int((s > max(ROUNDING * float(s[0]), floor)).sum())
     s, Vh = s[:rank][:top], Vh[:rank][:top]
-    largest = Vh.abs().argmax(1, keepdim=True)
-    return s, Vh * Vh.gather(1, largest).sign()
+    return s, Vh * Vh.gather(1, Vh.abs().argmax(1, keepdim=True)).sign()
 
 
 def from_gram(
