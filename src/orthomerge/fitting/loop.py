@@ -152,7 +152,6 @@ class _Run:
         self.setting.say(f"step {step} of {loop.steps}: {figures}{left}")
 
     def _resume(self) -> int:
-        """Restore the state of a killed run, and return its number of steps."""
         state = None if self.setting.state is None else self.setting.state.read()
         if state is None or not state.keys() >= _STATE:
             return 0

@@ -72,7 +72,6 @@ def origin_of(
 
 
 def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: str | None = None) -> None:
-    """Refuse experts that the method cannot merge, or that were not fine-tuned from the base."""
     problems = (*experts.problems, *merge_problems(experts, method, device=device))
     if problems:
         check_problems(problems)

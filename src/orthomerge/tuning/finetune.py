@@ -98,8 +98,6 @@ def finetune_jointly(
 
 @dataclass(frozen=True)
 class _Training(Run):
-    """Training of one encoder on some tasks, with arguments of `finetune`."""
-
     base: Path = field(kw_only=True)
     head: Head | None = None
     family_name: str | None = None
