@@ -69,6 +69,7 @@ def world(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "case-cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     return folder
 

@@ -7,7 +7,7 @@ import torch
 from tests.merging.making import merged, vectors_of
 
 from orthomerge.merging.angles import ModelStock, Slerp
-from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
+from orthomerge.merging.elect import disjoint, disjoint_mean, elect_sign, total, trim
 from orthomerge.merging.elements import Breadcrumbs, Consensus, MagMax
 from orthomerge.merging.ties import Ties, ties, ties_fusionbench, ties_mergekit, ties_peft, ties_per_tensor, ties_sum
 
@@ -100,9 +100,9 @@ def test_trim_keeps_what_is_as_large_as_the_threshold() -> None:
 def test_steps_of_ties() -> None:
     assert torch.equal(elect_sign(ROWS), SIGN)  # a sum of zero elects plus
     assert total(ROWS).tolist() == [3.0, -1.0, -2.0, 0.0, 0.0]
-    assert disjoint_sum(ROWS, SIGN).tolist() == [3.0, -2.0, -5.0, 2.0, 0.0]
+    assert disjoint(ROWS, SIGN).tolist() == [3.0, -2.0, -5.0, 2.0, 0.0]
     assert disjoint_mean(ROWS, SIGN).tolist() == [1.5, -2.0, -5.0, 2.0, 0.0]
-    assert disjoint_max(ROWS, SIGN).tolist() == [2.0, -2.0, -5.0, 2.0, 0.0]
+    assert disjoint(ROWS, SIGN, join=torch.maximum).tolist() == [2.0, -2.0, -5.0, 2.0, 0.0]
     assert disjoint_mean(ROWS, SIGN, factors=(10.0, 1.0)).tolist() == [6.0, -20.0, -5.0, 20.0, 0.0]
     assert disjoint_mean(ROWS, SIGN, votes=(0.5, 0.25)).tolist() == [4.0, -4.0, -20.0, 4.0, 0.0]
     assert disjoint_mean(ROWS, SIGN, votes=(1.0, -1.0)).tolist() == [3.0, -2.0, 5.0, 2.0, 0.0]  # 1 - 1: left

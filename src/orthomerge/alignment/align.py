@@ -53,8 +53,10 @@ def align(
     if split not in ("train", "val", "test"):
         raise RecipeError(f"'split' must be train, val or test, got {split!r}")
     if "alignment" in model.origin.facts:
-        earlier = model.origin.facts["alignment"]["aligner"]
-        raise RecipeError(f"this model has been aligned already, by {earlier!r}; align the merge that it was made from")
+        raise RecipeError(
+            f"this model has been aligned already, by {model.origin.facts['alignment']['aligner']!r}; "
+            "align the merge that it was made from"
+        )
     if not model.family.encoder_class:
         raise RecipeError(
             "this model is of a module of your own, which cannot be built here; compute its features yourself, "
@@ -91,8 +93,7 @@ def align(
         "tasks": facts,
         "versions": versions(),
     }
-    kept = dict(model.origin.facts)
-    kept.pop("evaluation", None)  # scores of the old heads
+    kept = {name: fact for name, fact in model.origin.facts.items() if name != "evaluation"}  # scores of the old heads
     notes = [
         f"no data of {task!r} was given to align it with; its head is as it was merged"
         for task in model.tasks
@@ -134,12 +135,13 @@ def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -
             f"{str(dtype).removeprefix('torch.')}; use another aligner, or experts in float32"
         )
     tensors = {} if isinstance(rounded, Head) else rounded.extra_tensors()
-    extra = {
-        "parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "bytes": sum(tensor.nbytes for tensor in tensors.values()),
+    return rounded, {
+        "facts": plain({**alignment.facts, **({"rounding": gap} if narrow else {})}),
+        "extra": {
+            "parameters": sum(tensor.numel() for tensor in tensors.values()),
+            "bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        },
     }
-    facts = plain({**alignment.facts, **({"rounding": gap} if narrow else {})})
-    return rounded, {"facts": facts, "extra": extra}
 
 
 def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:

@@ -68,22 +68,20 @@ class AlignedC:
         problem = Problem.of(pair, head)
         aligned = self.distil(pair.merged.values, problem.Z, head, task=problem.task)
         before, after = (problem.divergence(logits_from(reader, problem.H)) for reader in (head, aligned))
-        steps = self.descent(len(problem.H)).steps
-        return Alignment(aligned, {"loss_before": before, "loss": after, "steps": steps})
+        facts = {"loss_before": before, "loss": after, "steps": self.descent(len(problem.H)).steps}
+        return Alignment(aligned, facts)
 
     def distil(self, features: torch.Tensor, teacher: torch.Tensor, head: Head, *, task: str) -> Head:
         """Fit the head to merged features [n, d] and the expert's logits [n, C] of the same inputs."""
-        values = features.float()
-        inputs = normalize(values, dim=-1) if head.normalise else values
+        inputs = normalize(features.float(), dim=-1) if head.normalise else features.float()
         m, s = self._coordinates(head, inputs)
         x, target = ((inputs - m) * s).float(), teacher.to(inputs.device, torch.float32).softmax(1)
         wide = head.to(torch.float64)
         W, b = first_map(wide).weight, first_map(wide).bias
         inner = with_first_map(wide, W / s, None if b is None else b + W @ m, task=task).to(torch.float32)
-        parameters = list(inner.tensors().values())
         name = f"the head of {task!r} diverged under aligned-c"
         self.descent(len(x)).minimise(
-            parameters,
+            list(inner.tensors().values()),
             lambda rows: _gradients(inner, x.index_select(0, rows), target.index_select(0, rows)),
             count=len(x),
             name=name,

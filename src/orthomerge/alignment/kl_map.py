@@ -15,7 +15,7 @@ Letters: H [n, d] the inputs of the head's first map, z [n, C] the expert's logi
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -97,8 +97,7 @@ class KlProblem:
             means = [float(row.mean()) for row in rows[-3:]]
             if len(rows) > 3 and means[2] > means[1] > means[0]:
                 break  # a weaker prior only overfits more
-        default = STRENGTHS.index(DEFAULT)
-        return STRENGTHS[min(near_best(torch.stack(rows)), key=lambda place: abs(place - default))]
+        return STRENGTHS[min(near_best(torch.stack(rows)), key=lambda place: abs(place - STRENGTHS.index(DEFAULT)))]
 
     def candidate_losses(self, strength: float) -> torch.Tensor:
         """Held-out divergence [4, n] of no change, the fit under this strength, ridge, and the mean of both fits."""
@@ -134,7 +133,7 @@ class KlProblem:
             train, test = (self._all.take(self.held[rows]) for rows in (number != fold, number == fold))
             if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: a smaller basis
                 basis = torch.linalg.qr(train.X.T)[0]
-                train, test = train.through(basis), test.through(basis)
+                train, test = replace(train, X=train.X @ basis), replace(test, X=test.X @ basis)
             folds.append((train, test))
         return folds
 
@@ -145,8 +144,8 @@ class KlProblem:
             return self._zeros(self._all)
         A = X.T @ X
         A.diagonal().add_(problem.strength * problem.spectrum.unit * len(rows) / len(self._order))
-        residual = problem.residual[rows].to(self._device)
-        return torch.cholesky_solve(X.T @ residual, torch.linalg.cholesky(A)).T
+        moment = X.T @ problem.residual[rows].to(self._device)
+        return torch.cholesky_solve(moment, torch.linalg.cholesky(A)).T
 
     def _minimised(self, rows: Rows, prior: float, start: torch.Tensor, tolerance: float) -> Fit:
         fit = rows.minimised(prior, start, tolerance=tolerance, steps=self._steps)
@@ -163,8 +162,8 @@ class KlProblem:
         moment = (spectrum.U.T @ R).T * spectrum.s
         q = self._all.target.exp()
         curvature = float((q - q.square()).mean())
-        starts = [moment / (spectrum.s.square() + prior / size) for size in (1.0, curvature) if size > 0]
-        return [G.to(self._device) for G in starts]
+        sizes = (size for size in (1.0, curvature) if size > 0)
+        return [(moment / (spectrum.s.square() + prior / size)).to(self._device) for size in sizes]
 
     def _prior(self, strength: float) -> float:
         return max(strength, 1e-9) * self._unit

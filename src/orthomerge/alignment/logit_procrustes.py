@@ -79,32 +79,24 @@ def descend(
     pull, Q = root * (rows.T @ (W @ S)) + kappa * s * root * (rows.T @ W), rows.T @ start / root
     kL = k * float(torch.linalg.matrix_norm(C @ C)) ** 0.5
 
-    def point_at(Q: torch.Tensor) -> _Point:
-        QC = Q @ C
-        return _Point(Q, QC, float(((k * QC - 2 * pull) * Q).sum()))
+    def objective(Q: torch.Tensor) -> float:
+        return float(((k * (Q @ C) - 2 * pull) * Q).sum())
 
-    def step(point: _Point) -> _Point:
-        return point_at(polar_factor(kL * point.Q - k * point.QC + pull, task=task))
+    def step(Q: torch.Tensor) -> torch.Tensor:
+        return polar_factor(kL * Q - k * (Q @ C) + pull, task=task)
 
-    at = first = point_at(Q)
-    ahead, pace, done = at, 1.0, 0
+    value = first = objective(Q)
+    ahead, pace, done = Q, 1.0, 0
     while done < steps:
         done += 1
         new = step(ahead)
-        if new.value > at.value and ahead is not at:
-            new, pace = step(at), 1.0
+        reached = objective(new)
+        if reached > value and ahead is not Q:
+            new, pace = step(Q), 1.0
+            reached = objective(new)
         faster = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
-        ahead, pace = point_at(torch.lerp(at.Q, new.Q, 1 + (pace - 1) / faster)), faster
-        fall, at = at.value - new.value, new
-        if fall <= tolerance * max(first.value - at.value, _SMALL * abs(at.value)):
+        ahead, pace = torch.lerp(Q, new, 1 + (pace - 1) / faster), faster
+        fall, Q, value = value - reached, new, reached
+        if fall <= tolerance * max(first - value, _SMALL * abs(value)):
             break
-    return rows @ (root * at.Q), done
-
-
-@dataclass(frozen=True, eq=False)
-class _Point:
-    """Q, Q C, and the objective at Q."""
-
-    Q: torch.Tensor
-    QC: torch.Tensor
-    value: float
+    return rows @ (root * Q), done

@@ -59,9 +59,6 @@ class Rows:
     def take(self, rows: torch.Tensor) -> Rows:
         return Rows(self.X[rows], self.base[rows], self.target[rows], self.head)
 
-    def through(self, basis: torch.Tensor) -> Rows:
-        return Rows(self.X @ basis, self.base, self.target, self.head)
-
     def divergence(self, G: torch.Tensor) -> torch.Tensor:
         """KL [n] from the expert's outputs."""
         return self._divergence(self.base + self.X @ G.T)
@@ -166,8 +163,7 @@ class _Local:
                     row.copy_(product)
                 else:
                     row.sub_(torch.mv(L.T, product))
-            scaled /= D
-            return self._centred(scaled)
+            return self._centred(scaled.div_(D))
 
         return solve
 

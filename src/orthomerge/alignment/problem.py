@@ -110,8 +110,7 @@ class Problem:
         """Strength by leave-one-out; infinity, that is no change, for a single input."""
         if len(self.H) < 2:
             return math.inf
-        R = self.residual
-        losses = [self.spectrum.leave_one_out(R, strength).square().sum(1) for strength in STRENGTHS]
+        losses = [self.spectrum.leave_one_out(self.residual, strength).square().sum(1) for strength in STRENGTHS]
         return STRENGTHS[near_best(torch.stack(losses))[0]]
 
     @cached_property
@@ -148,14 +147,13 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
         raise IncompatibleError(
             f"the head of {features.task!r} reads {head.width} features but the {who} are {features.values.shape[1]}"
         )
-    values = features.values.double()
     finite = features.values.isfinite().all(1)
     if not finite.all():
         raise NumericalError(
             f"{int((~finite).sum())} of {len(features)} {who} features of {features.task!r} are NaN or infinite; "
             "check the encoder that computed them"
         )
-    return values
+    return features.values.double()
 
 
 def near_best(losses: torch.Tensor) -> list[int]:

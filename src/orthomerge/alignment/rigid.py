@@ -54,8 +54,8 @@ class Orthogonal(Solved):
     def align(self, problem: Problem) -> Alignment:
         rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=self.scaled)
         head = folded(problem.head, rigid.scale * rigid.A, rigid.shift, task=problem.task)
-        scale = {"scale": rigid.scale} if self.scaled else {}
-        return Alignment(head, {"kappa": rigid.kappa, "shift": rigid.share, **scale})
+        facts = {"kappa": rigid.kappa, "shift": rigid.share}
+        return Alignment(head, {**facts, "scale": rigid.scale} if self.scaled else facts)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
         U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     except RuntimeError as error:  # torch.linalg.LinAlgError, which torch does not export to type checkers
         raise NumericalError(f"an SVD for the map of {task!r} did not converge; use the aligner 'ridge'") from error
-    factor: torch.Tensor = U @ Vt
-    return factor
+    return torch.matmul(U, Vt)
 
 
 def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
@@ -149,14 +148,12 @@ def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, s
             gap = h @ B.T - t @ W.T
             row += [float((gap + share * shift).square().sum(1).mean()) for share in shares]
         losses.append(row)
-    near = near_best(torch.tensor(losses, dtype=torch.float64).T)
-    return list(product(kappas, shares))[near[0]]
+    return list(product(kappas, shares))[near_best(torch.tensor(losses, dtype=torch.float64).T)[0]]
 
 
 def _leading(H: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
     """Orthonormal basis [d, r] of the leading directions of both encoders' features."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(H.shape[1], _LEADING // 2, generator=generator, dtype=torch.float64)
+    start = torch.randn(H.shape[1], _LEADING // 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one, other = H.T @ (H @ start), T.T @ (H @ start)
     for _ in range(2):
         one = H.T @ (H @ torch.linalg.qr(one)[0])

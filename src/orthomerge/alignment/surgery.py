@@ -109,9 +109,7 @@ def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tens
 
 def _start(layers: int, rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
     """Initial layers [layers, r, d] of a module: D random, the others zero."""
-    weights = torch.zeros(layers, rank, width)
-    weights[0] = first_layer(rank, width, generator)
-    return weights
+    return torch.stack([first_layer(rank, width, generator), *torch.zeros(layers - 1, rank, width)])
 
 
 def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:

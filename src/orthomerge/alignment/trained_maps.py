@@ -127,8 +127,12 @@ class MomaOrthogonal(_NearOrthogonal):
 def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -> torch.Tensor:
     """Train M [d, d] from the identity, and return it in float64."""
     M = torch.eye(problem.H.shape[1], device=device_of(adam.device))
-    name = f"the matrix of {problem.task!r} diverged under {name}"
-    adam.minimise([M], lambda rows: [gradient(M, rows)], count=len(problem.H), name=name)
+    adam.minimise(
+        [M],
+        lambda rows: [gradient(M, rows)],
+        count=len(problem.H),
+        name=f"the matrix of {problem.task!r} diverged under {name}",
+    )
     return M.cpu().double()
 
 

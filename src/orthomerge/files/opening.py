@@ -155,7 +155,6 @@ def _shard_path(index: Path, shard: str, suffix: str) -> Path:
 
 
 def is_hub_id(text: str) -> bool:
-    """Return whether a text has the form `org/name[@revision]`; nothing is looked up."""
     name = text.partition("@")[0]
     valid = _REFERENCE.fullmatch(text) is not None and not name.lower().endswith(_FILES)
     return valid and "--" not in name and ".." not in text and "//" not in text

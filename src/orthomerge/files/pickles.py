@@ -75,7 +75,6 @@ def _head(file: RawFile) -> bytes:
 
 
 def _read_zip(file: RawFile) -> tuple[object, Locate]:
-    """Return the content of the archive's pickle, and a function that locates its storages."""
     members, end = _members(file)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:

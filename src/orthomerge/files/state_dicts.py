@@ -49,7 +49,6 @@ def find_weights(path: Path, root: object) -> dict[str, Tensor]:
 
 
 def _inner(path: Path, mapping: dict[object, object]) -> str | None:
-    """Return the key of the state dict in a mapping, or None if it is the mapping itself."""
     memo: dict[int, bool] = {}
     items = {key: item for key, item in mapping.items() if isinstance(key, str) and not _TRAINING.fullmatch(key)}
     inner = [key for key, item in items.items() if _has_weights(item, memo)]

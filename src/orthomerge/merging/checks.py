@@ -100,9 +100,8 @@ class _Sample:
         base = self.gram[0, 0]
         if not base:
             return
-        dots = base + self.gram[0, 1:]  # <theta_t, theta_0>
         norms = base + 2 * self.gram[0, 1:] + self.gram.diagonal()[1:]  # |theta_t|^2
-        cosines = dots / (norms * base).clamp_min(0).sqrt().clamp_min(1e-300)
+        cosines = (base + self.gram[0, 1:]) / (norms * base).clamp_min(0).sqrt().clamp_min(1e-300)
         for task, path, cosine in zip(self.tasks, self.paths, cosines.tolist(), strict=True):
             if cosine < _LEAST_COSINE:
                 raise IncompatibleError(

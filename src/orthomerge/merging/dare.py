@@ -16,7 +16,7 @@ import torch
 
 from orthomerge.core.checks import choices, finite, fraction
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import PerExpert, disjoint_mean, disjoint_sum, elect_sign, per_expert, scaled_sum, trim
+from orthomerge.merging.elect import PerExpert, disjoint, disjoint_mean, elect_sign, per_expert, scaled_sum, trim
 from orthomerge.merging.kinds import Site, Surveyed, Vectors
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
@@ -69,7 +69,7 @@ class Dare:
                 return disjoint_mean(rows, elect_sign(rows), factors=shares).mul_(self.scale)
             rows = [row if number == 1 else row * number for row, number in zip(rows, numbers, strict=True)]
             sign = elect_sign(rows)
-            agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint_sum(rows, sign)
+            agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint(rows, sign)
             return agreeing.mul_(self.scale / keep)
 
         return Surveyed(merge)
@@ -112,8 +112,8 @@ class Dare:
 
         count = sum(prod(shape) for shape in vectors.shapes.values())
         sample = ((block.site, torch.stack(self.dropped(block.deltas, block.site))) for block in vectors.sample())
-        rank = int(self.trim * count)
-        return kth_largest(stream, (rank,), rows=len(vectors.tasks), count=count, sample=sample)[0]
+        ranks = (int(self.trim * count),)
+        return kth_largest(stream, ranks, rows=len(vectors.tasks), count=count, sample=sample)[0]
 
 
 def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:
@@ -129,8 +129,7 @@ def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> t
         key=np.frombuffer(digest[:16], dtype=np.uint64), counter=np.array([first, 0, 0, 0], dtype=np.uint64)
     )
     words = generator.random_raw(-(-(count + skip) // 2))
-    lanes = words.view("<u4")[skip : skip + count]
-    return torch.from_numpy(lanes < min(round(keep * 2**32), 2**32))
+    return torch.from_numpy(words.view("<u4")[skip : skip + count] < min(round(keep * 2**32), 2**32))
 
 
 def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:

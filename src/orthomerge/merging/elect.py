@@ -6,7 +6,7 @@ An entry *agrees* when its sign is the elected one; multiplied by that sign it i
 is its magnitude and zero for all others. Comparisons, masks and `where` would take ten times as long on a CPU.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -54,17 +54,13 @@ def elect_sign(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.copysign(rows[0].new_ones(()), total(rows))
 
 
-def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
+def disjoint(
+    rows: Sequence[torch.Tensor], sign: torch.Tensor, *, join: Callable[..., torch.Tensor] = torch.add
+) -> torch.Tensor:
+    """Sum of the entries that agree; their maximum in magnitude with `join` = torch.maximum."""
     result = _agreeing(rows[0], sign)
     for row in rows[1:]:
-        result.add_(_agreeing(row, sign))
-    return result.mul_(sign)
-
-
-def disjoint_max(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-    result = _agreeing(rows[0], sign)
-    for row in rows[1:]:
-        torch.maximum(result, _agreeing(row, sign), out=result)
+        join(result, _agreeing(row, sign), out=result)
     return result.mul_(sign)
 
 

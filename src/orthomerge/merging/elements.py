@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.core.checks import finite, fraction
+from orthomerge.core.checks import at_least_one, finite, fraction
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import PerExpert, per_expert, scaled_sum, total, trim
 from orthomerge.merging.kinds import Scope, Site, Surveyed, TensorMethod, Vectors
@@ -102,8 +102,7 @@ class Consensus:
 
     def __post_init__(self) -> None:
         finite(threshold=self.threshold, scale=self.scale)
-        if self.agree < 1:
-            raise RecipeError(f"'agree' must be at least 1, got {self.agree}")
+        at_least_one(agree=self.agree)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if self.agree > len(deltas):

@@ -64,18 +64,19 @@ def chosen_method(
 def origin_of(
     experts: Experts, name: str, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> Origin:
-    method = {"name": name, "parameters": plain(options)}
     return Origin(
-        {"method": method, "seed": seed, "vector": vector, "notes": list(experts.notes)},
+        {
+            "method": {"name": name, "parameters": plain(options)},
+            "seed": seed,
+            "vector": vector,
+            "notes": list(experts.notes),
+        },
         experts=experts,
     )
 
 
 def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: str | None = None) -> None:
-    """Refuse experts that the method cannot merge, or that were not fine-tuned from the base."""
-    problems = (*experts.problems, *merge_problems(experts, method, device=device))
-    if problems:
-        check_problems(problems)
+    check_problems((*experts.problems, *merge_problems(experts, method, device=device)))
     check_tied(experts)
     if vector is None:
         with fixed_threads(1):  # small products, for which more threads are slower
@@ -87,8 +88,12 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
     if row is None:  # an object of a class that is not in the table
         return
     if row.base and not experts.has_base:
-        what = f"{method} needs the model that the experts were fine-tuned from"
-        yield Problem("base", what, "give it as 'base' (--base BASE)", RecipeError)
+        yield Problem(
+            "base",
+            f"{method} needs the model that the experts were fine-tuned from",
+            "give it as 'base' (--base BASE)",
+            RecipeError,
+        )
     if row.fitted and experts.partial is not None and not experts.partial.family.encoder_class:
         what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
         yield Problem("fit", what, "use a method that needs no inputs", RecipeError)
@@ -168,8 +173,8 @@ class MergedTensors:
 
     @cached_property
     def vectors(self) -> TaskVectors:
-        vectors = task_vectors(self.experts, self.vector, order=self.specs)
-        return vectors if self.device == "cpu" else replace(vectors, device=device_of(self.device))
+        device = None if self.device == "cpu" else device_of(self.device)
+        return replace(task_vectors(self.experts, self.vector, order=self.specs), device=device)
 
     @cached_property
     def prepared(self) -> TensorMethod:
@@ -177,10 +182,9 @@ class MergedTensors:
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         memory = MEMORY * (1 if self.vectors.device is None else _LARGER)
-        work = f"a merge of {len(self.experts.tasks)} experts"
         advice = "close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
         merging = merge_blocks(self.vectors, self.prepared, self._cast, memory=memory)
-        with enough_memory(work, advice), closing(merging) as merged:
+        with enough_memory(f"a merge of {len(self.experts.tasks)} experts", advice), closing(merging) as merged:
             for key, spec in self.specs.items():
                 if key in self.experts.parts.copied:
                     yield key, copied_tensor(self.experts, key, spec)
@@ -196,9 +200,8 @@ class MergedTensors:
         dtype = self.specs[key].dtype
         cast = weights.to(torch_dtype(dtype))
         if not torch.isfinite(cast.float().sum()) and not torch.isfinite(cast.float()).all():
-            largest = float(weights.abs().max())
             raise NumericalError(
-                f"{key!r} does not fit into {dtype} after the merge (largest magnitude {largest:.3g}); "
-                "use a smaller scale, or --dtype float32 or bfloat16"
+                f"{key!r} does not fit into {dtype} after the merge (largest magnitude "
+                f"{float(weights.abs().max()):.3g}); use a smaller scale, or --dtype float32 or bfloat16"
             )
         return key, cast.reshape(-1)

@@ -98,7 +98,6 @@ def kth_largest(
 def _in_memory(
     stream: Callable[[], Iterable[torch.Tensor]], wanted: Mapping[_Pair, int], *, rows: int, count: int
 ) -> dict[_Pair, int]:
-    """Bits of the k-th largest magnitudes, by rank and row, of a stream that fits into memory."""
     values = torch.cat([block.reshape(rows, -1).cpu() for block in stream()], 1)
     sorted_around = {
         row: np.partition(_bits(values[row]), sorted({count - wanted[pair] for pair in wanted if pair[1] == row}))

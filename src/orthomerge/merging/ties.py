@@ -14,16 +14,7 @@ import torch
 
 from orthomerge.core.checks import choices, finite, fraction
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import (
-    PerExpert,
-    disjoint_max,
-    disjoint_mean,
-    disjoint_sum,
-    elect_sign,
-    per_expert,
-    total,
-    trim,
-)
+from orthomerge.merging.elect import PerExpert, disjoint, disjoint_mean, elect_sign, per_expert, total, trim
 from orthomerge.merging.kinds import Site, Surveyed, Vectors
 from orthomerge.merging.statistics import Thresholds, thresholds
 
@@ -66,10 +57,8 @@ class Ties:
         def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
             rows = voters(deltas, site.key)
             sign = _elected(rows, zero)
-            if self.merge == "sum":
-                merged = disjoint_sum(rows, sign)
-            elif self.merge == "max":
-                merged = disjoint_max(rows, sign)
+            if self.merge != "mean":
+                merged = disjoint(rows, sign, join=torch.add if self.merge == "sum" else torch.maximum)
             elif self.weigh == "after":
                 merged = disjoint_mean(rows, sign, factors=weights)
             else:
@@ -165,8 +154,7 @@ def ties_mergekit(
     when they sum to zero). A sum of zero elects plus. *Differs from mergekit:* all entries as large as the k-th are
     kept; it keeps exactly k, by an unstable sort.
     """
-    merge: Merge = "mean" if normalize else "sum"
-    return Ties(density, scale, weights, merge, trim="tensor", rounding="at least one")
+    return Ties(density, scale, weights, "mean" if normalize else "sum", trim="tensor", rounding="at least one")
 
 
 def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) -> Ties:

@@ -43,6 +43,4 @@ class TsvM:
             return deltas.mean(0) * self.scale
         n = max(min(base.shape) // len(deltas), 1)
         U, s, Vh = joined([svd(tau, key=site.key, top=n) for tau in deltas])
-        if not len(s):
-            return torch.zeros_like(base)
         return ((polar(U, key=site.key) * (self.scale * s)) @ polar(Vh, key=site.key)).float()

@@ -87,9 +87,7 @@ class Difference:
         return None if key in self.absent else self.tuned.shape(key)
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        if key in self.absent:
-            return base.new_zeros(base.shape)
-        return self.tuned.read(key, start, stop) - base
+        return base.new_zeros(base.shape) if key in self.absent else self.tuned.read(key, start, stop) - base
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None
@@ -116,14 +114,18 @@ class TaskVector:
     def between(cls, base: Mapping[str, torch.Tensor], tuned: Mapping[str, torch.Tensor]) -> TaskVector:
         """Task vector of two state dicts, which must hold the same tensors."""
         if set(base) != set(tuned):
-            names = some(sorted(set(base) ^ set(tuned)))
-            raise IncompatibleError(f"only one of the two state dicts has {names}; both must hold the same tensors")
+            raise IncompatibleError(
+                f"only one of the two state dicts has {some(sorted(set(base) ^ set(tuned)))}; "
+                "both must hold the same tensors"
+            )
         return cls(InMemory(base), ((1.0, Difference(InMemory(tuned))),))
 
     def read(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
         """Elements [start, stop) of the flattened tensor; `base`: the same elements of the base."""
-        deltas = [source.delta(key, start, stop, base=base) for _, source in self.terms]
-        return scaled_sum(deltas, tuple(coefficient for coefficient, _ in self.terms))
+        return scaled_sum(
+            [source.delta(key, start, stop, base=base) for _, source in self.terms],
+            tuple(coefficient for coefficient, _ in self.terms),
+        )
 
     def read_into(self, row: torch.Tensor, key: str, start: int, stop: int, *, base: torch.Tensor) -> None:
         """Write these elements into a row: in a single pass for one fine-tuned model, the usual case."""

@@ -167,7 +167,6 @@ def _gaps(
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silence the exporter's warnings about its own code and a missing torchvision."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     with warnings.catch_warnings(), quiet():

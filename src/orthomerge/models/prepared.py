@@ -140,7 +140,6 @@ def _match(one: Batch, other: Batch) -> bool:
 
 
 def _concatenated(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) -> Batch:
-    """Concatenate batches; rows of tokens are padded as the processor would pad them."""
     padding: dict[str, int] = {}
     if isinstance(processor, TextProcessor):
         tokenizer = processor.tokenizer

@@ -214,7 +214,6 @@ def _is_readable(path: Path) -> bool:
 
 
 def _words(path: Path) -> object:
-    """Read the words of a vocabulary in order, without the padding and truncation of a tokenizer.json."""
     if path.name != _TOKENIZER:
         return path.read_bytes().split()
     document = read_json(path)

@@ -126,7 +126,6 @@ class PixelProcessor:
         return json_digest(["pixels", asdict(self)])
 
     def _scaled(self, image: Pixels) -> torch.Tensor:
-        """Resize bytes [H, W, C] and scale them to [C, height, width] from 0 to 1."""
         import torch
 
         scaled = torch.tensor(image).permute(2, 0, 1).to(torch.float32) / 255

@@ -237,7 +237,6 @@ def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoi
 
 
 def _read_head(base: Checkpoint, source: Source) -> Head:
-    """Read the head of an expert in its stored dtype, or make a zero-shot head from class names."""
     import torch
 
     if source.layout is None:
