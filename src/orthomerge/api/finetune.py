@@ -31,8 +31,7 @@ def finetune(
     """
     metrics = write_expert(base, data, out, tuning, others=others, force=force, progress=progress)
     model = next(iter(open_named([out], base=base).check().sources.values()))
-    origin = replace(model.origin, facts={**model.origin.facts, "metrics": metrics})
-    return replace(model, origin=origin)
+    return replace(model, origin=replace(model.origin, facts={**model.origin.facts, "metrics": metrics}))
 
 
 def write_expert(

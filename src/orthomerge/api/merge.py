@@ -53,8 +53,9 @@ def merge(
     if data is not None:
         from orthomerge.fitting.fit import fit
 
-        where = device or "auto"
-        return fit(experts, method, data, options, dtype=dtype, seed=seed, device=where, split=split, limit=limit)
+        return fit(
+            experts, method, data, options, dtype=dtype, seed=seed, device=device or "auto", split=split, limit=limit
+        )
     return merge_opened(experts, method, options, dtype=dtype, seed=seed, device=device or "cpu", vector=vector)
 
 

@@ -48,5 +48,4 @@ def negate(
     labels = {task: experts.heads[task].labels if heads == "expert" else sources[task].labels for task in tested}
     tasks = labelled_tasks(sources, labels, experts.family.modality)
     encoded = EncodedTasks(tasks, how=encoding or Encoding(), progress=progress)
-    probes = heads == "probe"
-    return negate_task(experts, target, encoded, probes=probes, grid=grid, keep=keep, dtype=dtype, seed=seed)
+    return negate_task(experts, target, encoded, probes=heads == "probe", grid=grid, keep=keep, dtype=dtype, seed=seed)

@@ -15,5 +15,6 @@ def push(model: Model | str | Path, repo: str, *, private: bool = False, revisio
         with TemporaryDirectory() as folder:
             model.save(Path(folder) / "model")
             return push(Path(folder) / "model", repo, private=private, revision=revision)
-    files = plan_upload(Path(model), repo, revision=revision)
-    return send(Path(model), repo, files, private=private, revision=revision)
+    return send(
+        Path(model), repo, plan_upload(Path(model), repo, revision=revision), private=private, revision=revision
+    )

@@ -107,8 +107,7 @@ def _fit(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
         return {"fit": {**section, **fit} if isinstance(section, dict) else section}
     unused = sorted(set(fit) - ({"data", "device"} if searched else {"device"}))
     if unused == ["data"]:
-        message = f"{method!r} uses no inputs: --data is for fitted methods and --set scale=auto; leave it out"
-        raise RecipeError(message)
+        raise RecipeError(f"{method!r} uses no inputs: --data is for fitted methods and --set scale=auto; leave it out")
     if unused:
         raise RecipeError(f"--{unused[-1]} is for a method that is fitted to inputs (--data); leave it out")
     return {"device": fit["device"]} if "device" in fit else {}

@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Parts, command
@@ -11,9 +9,6 @@ from orthomerge.cli.printing import score_cell
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
 from orthomerge.core.table import Table
-
-if TYPE_CHECKING:
-    from orthomerge.evaluation.editing import Analogy, Form
 
 
 @command(
@@ -41,15 +36,7 @@ def analogy(
     request, experts, options = edit.open(progress)
     result = om.analogy(experts, form, task, source, independent=independent, **options)
     yield {**asdict(result.search), "out": None if result.model is None else request.out}
-    yield from _lines(result.search, form)
-    failure = f"nothing of the grid is better for {task!r} than the base itself"
-    if result.model is None:
-        yield f"that is the base: {failure}"
-    yield from edit.write(result.model, request, data=[source], failure=failure, progress=progress)
-
-
-def _lines(search: Analogy, form: Form) -> Parts:
-    best = search.best
+    search, best = result.search, result.search.best
     rows = {
         "base": search.base,
         f"fine-tuned on {form.c}": search.auxiliary,
@@ -57,10 +44,13 @@ def _lines(search: Analogy, form: Form) -> Parts:
         f"analogy, {best.scale:g} and {best.shift:g}": search.edited,
     }
     if search.expert is not None:
-        rows[f"fine-tuned on {search.task}"] = search.expert
-    cells = ((title, score_cell(score)) for title, score in rows.items())
-    yield Table.of("", ("test accuracy", search.task), cells, left=2)
+        rows[f"fine-tuned on {task}"] = search.expert
+    yield Table.of("", ("test accuracy", task), ((title, score_cell(score)) for title, score in rows.items()), left=2)
     yield (
         f"{best.scale:g} {form.c} + {best.shift:g} ({form.b} - {form.a}), scored with the head of {form.c}; "
-        f"coefficients chosen on validation data of {search.task}"
+        f"coefficients chosen on validation data of {task}"
     )
+    failure = f"nothing of the grid is better for {task!r} than the base itself"
+    if result.model is None:
+        yield f"that is the base: {failure}"
+    yield from edit.write(result.model, request, data=[source], failure=failure, progress=progress)

@@ -135,14 +135,6 @@ def main() -> None:
     raise SystemExit(code)
 
 
-def _keep_freed_memory() -> None:
-    """Let glibc keep freed blocks: memory that goes back to the kernel after each tensor costs page faults again."""
-    with suppress(OSError, AttributeError):
-        tune = ctypes.CDLL("libc.so.6").mallopt
-        tune(_M_MMAP_THRESHOLD, 32 << 20)
-        tune(_M_TRIM_THRESHOLD, 256 << 20)
-
-
 def run() -> NoReturn:
     """Run a command as the script `orthomerge`, and end the process at once.
 
@@ -150,7 +142,11 @@ def run() -> NoReturn:
     among the million objects that its import makes, all of which stay.
     """
     gc.set_threshold(100_000, 50, 100)
-    _keep_freed_memory()
+    # Let glibc keep freed blocks: memory that goes back to the kernel after each tensor costs page faults again.
+    with suppress(OSError, AttributeError):
+        tune = ctypes.CDLL("libc.so.6").mallopt
+        tune(_M_MMAP_THRESHOLD, 32 << 20)
+        tune(_M_TRIM_THRESHOLD, 256 << 20)
     code = 0
     try:
         main()

@@ -7,9 +7,6 @@ from orthomerge.cli.options import Columns, Labelled, Saved, Suite, SuiteFolder
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
 
-_METHODS = ("average", "task_arithmetic", "ties")
-_PROTOCOLS = ("current", "knn", "aligned-c")
-
 
 @command(
     "evaluate merged aligned --data texts --out run",
@@ -23,11 +20,17 @@ def evaluate(
     data: Labelled = None,
     suite: Suite = None,
     folder: SuiteFolder = None,
-    method: Annotated[
-        tuple[str, ...], Input("Merge of the suite, such as 'ties: density: 0.3', repeated.", "NAME")
-    ] = _METHODS,
+    method: Annotated[tuple[str, ...], Input("Merge of the suite, such as 'ties: density: 0.3', repeated.", "NAME")] = (
+        "average",
+        "task_arithmetic",
+        "ties",
+    ),
     columns: Columns,
-    protocol: Annotated[tuple[str, ...], How("Protocol (`list protocols`), repeated.", "NAME")] = _PROTOCOLS,
+    protocol: Annotated[tuple[str, ...], How("Protocol (`list protocols`), repeated.", "NAME")] = (
+        "current",
+        "knn",
+        "aligned-c",
+    ),
     aligner: Annotated[
         tuple[str, ...], How("Score with aligned heads too (`list aligners`), repeated.", "NAME", default="none")
     ] = (),
@@ -54,14 +57,12 @@ def evaluate(
     protocols = read_protocols(protocol, aligner, shots=shots, seeds=seeds, access=access)
     check_run(Path(out))
     sources = columns.of(data)
-    options: dict[str, Any] = {"protocols": protocols, "against": against, "margin": margin / 100}
-    options["progress"] = progress
+    options = dict[str, Any](protocols=protocols, against=against, margin=margin / 100, progress=progress)
     if suite is not None:
         place = {"folder": folder, "data": sources, "say": progress.say}
         scores = evaluate_suite(suite, method, place=place, device=saved.device, batch=saved.batch, **options)
     elif models and data:
-        options |= {"references": ["expert"] if references else [], **saved.options()}
-        scores = om.evaluate(models, sources, **options)
+        scores = om.evaluate(models, sources, references=["expert"] if references else [], **saved.options(), **options)
     else:
         raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
     scores.write(out)

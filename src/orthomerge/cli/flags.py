@@ -149,8 +149,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        message = f"{text!r} is not a list of numbers such as 0.2,0.5,1"
-        raise click.BadParameter(message, ctx, option) from error
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 0.2,0.5,1", ctx, option) from error
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:

@@ -76,9 +76,10 @@ def merge(
         from orthomerge.api.merge import search_scale
         from orthomerge.models.experts import Experts
 
-        opened = Experts(recipe.opening).check()
         how = {"seed": recipe.seed, "device": recipe.device, "vector": recipe.vector}
-        search = search_scale(opened, recipe.method, columns.of(data), recipe.parameters, **how)
+        search = search_scale(
+            Experts(recipe.opening).check(), recipe.method, columns.of(data), recipe.parameters, **how
+        )
         recipe = recipe.with_scale(search.best)
         curve = ", ".join(f"{scale:g}: {value:.1f}" for scale, value in search.means.items())
         progress.say(f"{search.criterion} on validation data, by scale: {curve}; the best is {search.best:g}")
@@ -92,8 +93,7 @@ def merge(
         yield from alignment_lines(manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for file in manifest["files"].values() if not file.get("link"))
-    seconds = time.perf_counter() - started
-    yield f"wrote {folder}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}"
+    yield f"wrote {folder}: {size / 1e6:,.1f} MB in {time.perf_counter() - started:.1f} s, verified; heads: {tasks}"
 
 
 def _plan(document: Mapping[str, Any]) -> Parts:

@@ -40,9 +40,12 @@ def negate(
     request, experts, options = edit.open(progress)
     sources = sources_of(columns.of(data), [*dict.fromkeys((target, *control, *experts.tasks))])
     result = om.negate(experts, target, sources, controls=control or None, heads=heads, keep=keep, **options)
-    searches = {"negated": result.search, "random": result.random}
-    documents = {name: {**asdict(search), "kept": search.kept} for name, search in searches.items()}
-    yield {"heads": heads, **documents, "out": None if result.model is None else request.out}
+    yield {
+        "heads": heads,
+        "negated": {**asdict(result.search), "kept": result.search.kept},
+        "random": {**asdict(result.random), "kept": result.random.kept},
+        "out": None if result.model is None else request.out,
+    }
     yield _table(result)
     reader = "probes on the base's features" if heads == "probe" else "the experts' heads"
     yield f"scored with {reader}; scales chosen on validation data, where {keep:.0%} of the control must be kept"
@@ -57,7 +60,6 @@ def _table(result: Negated) -> Table:
     tasks = (search.target, *search.controls)
     rows = [("base", "", *(score_cell(search.base[task]) for task in tasks), "")]
     for title, line in ((f"minus {search.target}", search), ("random vector", result.random)):
-        cells = (score_cell(line.edited[task]) for task in tasks)
-        rows.append((title, f"{line.scale:g}", *cells, f"{line.kept:.1%}"))
+        rows.append((title, f"{line.scale:g}", *(score_cell(line.edited[task]) for task in tasks), f"{line.kept:.1%}"))
     columns = ("test accuracy", "scale", *tasks, "control kept")
     return Table.of("", columns, rows, left=len(columns))

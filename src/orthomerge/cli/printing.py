@@ -69,8 +69,7 @@ def alignment_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
         facts = ", ".join(f"{name} {_short(value)}" for name, value in results["facts"].items()) or "no facts"
         added = results["extra"]["parameters"]
         size = f"{added:,} parameters added" if added else "nothing added"
-        data = f"{results['inputs']} inputs of {alignment['split']}"
-        yield f"{task}: {alignment['aligner']} on {data}; {facts}; {size}"
+        yield f"{task}: {alignment['aligner']} on {results['inputs']} inputs of {alignment['split']}; {facts}; {size}"
     for note in manifest["notes"]:
         yield f"note: {note}"
 

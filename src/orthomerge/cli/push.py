@@ -32,15 +32,11 @@ def push(
     where = repo + (f", branch {revision}" if revision else "")
     yield f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB, verified; to {where}"
     if not dry_run and not yes:
-        _ask(repo, "private" if private else "public")
+        if not sys.stdin.isatty():
+            raise RecipeError("an upload must be confirmed on a terminal; give --yes, or --dry-run to list the files")
+        if not click.confirm(f"Upload to {repo} ({'private' if private else 'public'} if it is new)?"):
+            raise SystemExit(1)
     address = None if dry_run else send(Path(model), repo, files, private=private, revision=revision)
     yield {"repo": repo, "revision": revision, "files": sizes, "commit": address}
     if address is not None:
         yield f"uploaded: {address}"
-
-
-def _ask(repo: str, kind: str) -> None:
-    if not sys.stdin.isatty():
-        raise RecipeError("an upload must be confirmed on a terminal; give --yes, or --dry-run to list the files")
-    if not click.confirm(f"Upload to {repo} ({kind} if it is new)?"):
-        raise SystemExit(1)

@@ -19,6 +19,8 @@ def report(
     """
     written = om.report(Path(run), Path(out), title=title)
     yield asdict(written)
-    figures, tables = len(written.figures), len(written.tables)
     yield f"{written.page} ({written.size / 1e6:.1f} MB, self-contained)"
-    yield f"{figures} figures as PNG, SVG and CSV, {tables} tables as Markdown, CSV and LaTeX:\n{written.files}"
+    yield (
+        f"{len(written.figures)} figures as PNG, SVG and CSV, "
+        f"{len(written.tables)} tables as Markdown, CSV and LaTeX:\n{written.files}"
+    )

@@ -43,8 +43,9 @@ def run(
         yield "\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells"))
         return
     words = [word for flag, value in (("--out", out), ("--on", on)) if value is not None for word in (flag, value)]
-    line = shlex.join(["orthomerge", "run", recipe, *words])
-    ran = om.run(recipe, out=out, on=on, force=force, watch=progress, command=line)
+    ran = om.run(
+        recipe, out=out, on=on, force=force, watch=progress, command=shlex.join(["orthomerge", "run", recipe, *words])
+    )
     yield ran.as_dict()
     yield from _results(ran)
     if ran.swept is not None and ran.swept.failures:

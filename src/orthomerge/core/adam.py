@@ -32,8 +32,9 @@ class Optimiser:
     """torch's AdamW over groups with `params`, `lr` and optionally `weight_decay` and `eps`; fused on a GPU."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-        rated = [{**group, "rate": group["lr"]} for group in groups]
-        self._adamw = torch.optim.AdamW(rated, weight_decay=0.0, fused=device.type == "cuda")
+        self._adamw = torch.optim.AdamW(
+            [{**group, "rate": group["lr"]} for group in groups], weight_decay=0.0, fused=device.type == "cuda"
+        )
         self.values: list[torch.Tensor] = [value for group in groups for value in group["params"]]
 
     def step(self, share: float = 1.0) -> None:

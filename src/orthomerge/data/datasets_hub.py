@@ -36,8 +36,9 @@ def read_hub(reference: str, columns: Columns) -> Raw:
     try:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
-        what = f"reading {reference!r} needs Hugging Face's datasets: pip install datasets"
-        raise RecipeError(f"{what}; {advice}") from error
+        raise RecipeError(
+            f"reading {reference!r} needs Hugging Face's datasets: pip install datasets; {advice}"
+        ) from error
     name, config, revision = _parsed(reference)
     try:
         data = library.load_dataset(name, name=config, revision=revision)
@@ -65,9 +66,7 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
             for number, (text, label) in enumerate(zip(inputs, labels, strict=True), 1)
         )
         feature = dataset.features[columns.label]
-        names: dict[Key, str] = {}
-        if isinstance(feature, library.ClassLabel):
-            names.update(enumerate(feature.names or ()))
+        names: dict[Key, str] = dict(enumerate(feature.names or ())) if isinstance(feature, library.ClassLabel) else {}
         present = (columns.text,) if unlabelled else (columns.text, columns.label)
         read = replace(columns, labelled=not unlabelled)
         add_rows(raw, Rows(present, rows, names), read, where=origin, fixed=split, default=split)

@@ -99,9 +99,10 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
     if missing or unknown:
         differences = [f"only the task has {some(unknown)}"] * bool(unknown)
         differences += [f"only the expert has {some(missing)}"] * bool(missing)
-        hint = "give the task the expert's names with `labels`, in the order of the task's ids"
-        what = "; ".join(differences)
-        raise IncompatibleError(f"the labels of task {task.name!r} are not those of its expert: {what}; {hint}")
+        raise IncompatibleError(
+            f"the labels of task {task.name!r} are not those of its expert: {'; '.join(differences)}; "
+            "give the task the expert's names with `labels`, in the order of the task's ids"
+        )
     order = np.array(indices, dtype=np.int64)
     splits = {
         split: part if part.labels is None else replace(part, labels=order[part.labels])
@@ -121,8 +122,9 @@ def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], 
     for key in keys:
         name = raw.names.get(key, str(key))
         if raw.names and key not in raw.names:
-            names = some(raw.names.values())
-            raise CheckpointError(f"{raw.first[key]}: label {key!r} has no name; the names are {names}")
+            raise CheckpointError(
+                f"{raw.first[key]}: label {key!r} has no name; the names are {some(raw.names.values())}"
+            )
         if by_name.setdefault(name, key) != key:
             raise CheckpointError(f"{raw.where}: labels {by_name[name]!r} and {key!r} are both called {name!r}")
     if wanted is not None:
@@ -174,10 +176,9 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
         raise CheckpointError(f"{raw.location(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
     missing = next((label for label, number in enumerate(numbers, int(numbers[0] == 1)) if label != number), None)
     if missing is not None:
-        what = f"has labels from {numbers[0]} to {numbers[-1]} but no {missing}"
         raise CheckpointError(
-            f"{raw.where} {what}; a class without examples must be named: give all names with `labels`, in the order "
-            "of the ids"
+            f"{raw.where} has labels from {numbers[0]} to {numbers[-1]} but no {missing}; a class without examples "
+            "must be named: give all names with `labels`, in the order of the ids"
         )
 
 

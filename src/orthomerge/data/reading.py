@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.datasets_hub import names_dataset, read_hub
 from orthomerge.data.images import decode, pixels, read_arrays, read_folder
@@ -196,8 +197,7 @@ def unlabelled_tasks(
     seed: int = 0,
 ) -> dict[str, Task]:
     """Read a split of each task's inputs, or lists, unlabelled. `labels`: the heads'; `limit`: most, by `seed`."""
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
+    at_least_one(limit=limit)
     tasks = {}
     for name, task in labelled_tasks(data, labels, modality, split=split).items():
         inputs = task[split].inputs

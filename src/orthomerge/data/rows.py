@@ -28,7 +28,6 @@ _MAX_BYTES = 16 << 30  # unpacked; more would not fit in memory
 _BATCH = 4096  # rows of parquet per read
 _BOM = b"\xef\xbb\xbf"
 
-
 Row = tuple[str, Mapping[str, Any], str]  # location, fields, and the problem of a row that cannot be read
 
 
@@ -94,8 +93,10 @@ def _json_rows(path: Path) -> Rows:
     def rows() -> Iterator[Row]:
         for number, line in _lines(path):
             if number == 1 and line.lstrip().startswith(b"["):
-                way_out = "rewrite it: jq -c '.[]' list.json > rows.jsonl"
-                raise CheckpointError(f"{path} must hold one JSON object per line, got a list; {way_out}")
+                raise CheckpointError(
+                    f"{path} must hold one JSON object per line, got a list; "
+                    "rewrite it: jq -c '.[]' list.json > rows.jsonl"
+                )
             if line.strip():
                 try:
                     yield f"line {number}", parse_json(line, ""), ""
@@ -104,8 +105,7 @@ def _json_rows(path: Path) -> Rows:
 
     remaining = rows()
     first = list(islice(remaining, 1))
-    columns = tuple(name for _, row, _ in first for name in row)
-    return Rows(columns, chain(first, remaining))
+    return Rows(tuple(name for _, row, _ in first for name in row), chain(first, remaining))
 
 
 def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
@@ -165,8 +165,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise CheckpointError(f"{path} line {number}: {limits}; give a smaller file")
                 yield number, line.removeprefix(_BOM) if number == 1 else line
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot read {path}: {reason}; fetch it again") from error
+        raise CheckpointError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}; fetch it again"
+        ) from error
 
 
 def _is_packed(path: Path) -> bool:

@@ -35,9 +35,7 @@ class Columns:
     labelled: bool = True
 
     def check(self, where: object, present: Sequence[str]) -> None:
-        required = {"text": self.text}
-        if self.labelled:
-            required["label"] = self.label
+        required = {"text": self.text} | ({"label": self.label} if self.labelled else {})
         for option, column in required.items():
             if column not in present:
                 raise RecipeError(
@@ -81,8 +79,10 @@ def split_files(folder: Path) -> list[tuple[Path, Split]]:
             files.setdefault(split, []).append((path, int(shard[2]), int(shard[3])) if shard else (path, 0, 1))
     for split, shards in files.items():
         if [numbers for _, *numbers in shards] != [[index, len(shards)] for index in range(len(shards))]:
-            names = some(path.name for path, *_ in shards)
-            raise CheckpointError(f"{folder}: the {split} split must be one file, or all shards of one, got {names}")
+            raise CheckpointError(
+                f"{folder}: the {split} split must be one file, or all shards of one, got "
+                f"{some(path.name for path, *_ in shards)}"
+            )
     return [(path, split) for split, shards in files.items() for path, *_ in shards]
 
 

@@ -107,9 +107,10 @@ def few_shot(labels: Labels, shots: int, *, seed: int, allow_fewer: bool = False
     sizes = np.bincount(labels)
     short = np.flatnonzero(sizes < shots)
     if short.size and not allow_fewer:
-        what = f"class {short[0]} has {sizes[short[0]]} examples, fewer than {shots} shots"
-        total = f"{short.size} of {sizes.size} classes have too few"
-        raise RecipeError(f"{what} ({total}); ask for at most {sizes.min()}, or allow fewer")
+        raise RecipeError(
+            f"class {short[0]} has {sizes[short[0]]} examples, fewer than {shots} shots ({short.size} of {sizes.size} "
+            f"classes have too few); ask for at most {sizes.min()}, or allow fewer"
+        )
     return _draw(labels, np.minimum(sizes, shots), seed=seed)
 
 
@@ -124,8 +125,7 @@ def stratified(labels: Labels, count: int, *, seed: int) -> Labels:
     """Return indices of at most `count` random examples, stratified; at least one per class is not chosen."""
     sizes = np.bincount(labels)
     quota = np.minimum(count * sizes // len(labels), np.maximum(sizes - 1, 0))
-    remainders = count * sizes % len(labels)
-    for label in np.argsort(-remainders, kind="stable"):
+    for label in np.argsort(-(count * sizes % len(labels)), kind="stable"):  # the largest remainders first
         if quota.sum() < count and quota[label] < sizes[label] - 1:
             quota[label] += 1
     return _draw(labels, quota, seed=seed)

@@ -90,8 +90,7 @@ class Entry:
             return raw.view(dtype)
         extent = 1 + sum((n - 1) * s for n, s in zip(self.spec.shape, self.strides, strict=True))
         raw = self.file.read(self.offset, extent * width if self.spec.numel else 0)
-        tensor = torch.as_strided(raw.view(dtype), self.spec.shape, self.strides)
-        return tensor.reshape(-1)[start:stop].clone()
+        return torch.as_strided(raw.view(dtype), self.spec.shape, self.strides).reshape(-1)[start:stop].clone()
 
 
 @dataclass(frozen=True)

@@ -243,8 +243,7 @@ class _Reader:
 
     def _is_declared(self, name: str) -> bool:
         module, _, last = name.rpartition(".")
-        adapted = (module, False) in self._pairs
-        if last == "bias" and (self._bias == "all" or (self._bias == "lora_only" and adapted)):
+        if last == "bias" and (self._bias == "all" or (self._bias == "lora_only" and (module, False) in self._pairs)):
             return True
         if last == "weight" and ((module, True) in self._pairs or _EMBEDDING.fullmatch(module)):
             return True  # peft's save_embedding_layers

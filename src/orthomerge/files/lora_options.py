@@ -57,9 +57,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
             raise CheckpointError(f"{path}: {option} must be true or false, got {config[option]!r:.80}")
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _ALLOWED_STARTS:
-        what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
         raise CheckpointError(
-            f"{path}: {what}; save it again with path_initial_model_for_weight_conversion, or {WAY_OUT}"
+            f"{path}: init_lora_weights={start!r} changes the base before training, so the adapter does not fit the "
+            f"base; save it again with path_initial_model_for_weight_conversion, or {WAY_OUT}"
         )
     return config, document
 
@@ -81,8 +81,9 @@ class Scale:
         if len(patterns) > _MAX_PATTERNS:
             raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MAX_PATTERNS}; {WAY_OUT}")
         if unclear := [text for text in patterns if not _NAME.fullmatch(text)]:
-            what = f"{unclear[0]!r:.80} in {table} must be the name of a module, or its end"
-            raise CheckpointError(f"{path}: {what}; {WAY_OUT}")
+            raise CheckpointError(
+                f"{path}: {unclear[0]!r:.80} in {table} must be the name of a module, or its end; {WAY_OUT}"
+            )
         self._default = number(config.get(option, 8), option)
         # peft's rule: the pattern must match from the start of the name, or from any dot, to its end.
         self._patterns = [

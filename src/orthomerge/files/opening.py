@@ -191,8 +191,10 @@ def _online(name: str, revision: str) -> Path:
     files = [sibling.rfilename for sibling in info.siblings or ()]
     patterns = _weight_patterns(files)
     if not patterns:
-        what = "they must be safetensors or torch's pickles, at the top of the repository"
-        raise CheckpointError(f"{name!r} has no supported weights: {what}; it has {some(files) or 'no files'}")
+        raise CheckpointError(
+            f"{name!r} has no supported weights: they must be safetensors or torch's pickles, at the top of the "
+            f"repository; it has {some(files) or 'no files'}"
+        )
     folder = _snapshot(name, revision, patterns, local=False)
     if folder.name != info.sha:
         raise CheckpointError(f"{name}@{revision} changed while it was fetched; run the command again")
@@ -202,9 +204,8 @@ def _online(name: str, revision: str) -> Path:
 def _snapshot(name: str, revision: str, weights: list[str], *, local: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [*_DOCUMENTS, *weights]
     folder = snapshot_download(
-        name, revision=revision, allow_patterns=wanted, ignore_patterns=_NEVER, local_files_only=local
+        name, revision=revision, allow_patterns=[*_DOCUMENTS, *weights], ignore_patterns=_NEVER, local_files_only=local
     )
     return Path(folder)
 

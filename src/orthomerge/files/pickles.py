@@ -56,12 +56,11 @@ def read_pickle(path: Path) -> Checkpoint:
 
 def _head(file: RawFile) -> bytes:
     head = file.bytes(0, min(file.size, 512))
-    text = head.lstrip().lower()
     refused = (
         (not head, "is empty: fetch it again"),
         (head.startswith(b"version https://git-lfs"), "is a Git LFS pointer, not the weights: run `git lfs pull`"),
         (
-            text.startswith(_PAGES),
+            head.lstrip().lower().startswith(_PAGES),
             "is a web page, not the weights: the download failed or needs a login; fetch it again",
         ),
         (
@@ -102,8 +101,7 @@ def _read_zip(file: RawFile) -> tuple[object, Locate]:
             f"data.pkl of {file.path} must have at most {MAX_BYTES} bytes, got {length}; "
             "save the state dict alone, without the training state"
         )
-    machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
-    return machine.load(), lambda key: locate(f"{top}data/{key}")
+    return Machine(file.path, io.BytesIO(file.bytes(begin, length))).load(), lambda key: locate(f"{top}data/{key}")
 
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:

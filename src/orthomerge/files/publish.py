@@ -147,8 +147,7 @@ def _beside(out: Path, kind: str) -> Path:
 
 
 def _left(out: Path) -> str:
-    states = out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")
-    folders = [*_working_folders(out), *(path.parent for path in states)]
+    folders = _working_folders(out) + [state.parent for state in out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")]
     if not folders:
         return "nothing was left behind"
     names = some(sorted(path.name for path in folders))

@@ -133,8 +133,9 @@ def _check_cover(spans: list[tuple[int, int, str, Spec]], size: int, path: Path)
             raise CheckpointError(f"{path}: tensor {name!r} {what}; {_DAMAGED}")
         position = end
     if position > size:
-        what = f"{position - size} bytes of its last tensors are missing"
-        raise CheckpointError(f"{path} was cut short: {what}; fetch it again")
+        raise CheckpointError(
+            f"{path} was cut short: {position - size} bytes of its last tensors are missing; fetch it again"
+        )
     if position < size:
         raise CheckpointError(f"{path} has {size - position} bytes after its last tensor; {_DAMAGED}")
 

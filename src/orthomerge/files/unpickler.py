@@ -115,8 +115,7 @@ class Machine:
         return items
 
     def _tuple(self, size: int) -> None:
-        items = [self._stack.pop() for _ in range(size)]
-        self._push(tuple(reversed(items)))
+        self._push(tuple(reversed([self._stack.pop() for _ in range(size)])))
 
     def _put(self, index: int | None) -> None:
         self._memo[len(self._memo) if index is None else index] = self._stack[-1]

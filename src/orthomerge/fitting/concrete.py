@@ -209,5 +209,4 @@ class ConcreteAm(_Concrete):
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(curve))
 
     def _coefficients(self, setting: Setting, origin: torch.Tensor, vectors: torch.Tensor, lr: float) -> Coefficients:
-        start, clamp = self.start, self.clamp
-        return Coefficients(origin, vectors, setting.layout, by_tensor=True, start=start, lr=lr, clamp=clamp)
+        return Coefficients(origin, vectors, setting.layout, by_tensor=True, start=self.start, lr=lr, clamp=self.clamp)

@@ -69,11 +69,9 @@ class Fisher:
             moved.addcmul_(F, expert)
             mean.add_(expert, alpha=1 / len(setting.tasks))
         elements = setting.layout.elements
-        floor = self.floor * float(total.double().sum()) / elements
-        weighted = total > floor
+        weighted = total > self.floor * float(total.double().sum()) / elements
         weights = first + torch.where(weighted, moved / total, mean)
-        averaged = 1 - int(weighted.sum()) / elements
-        return Fitted(weights, setting.heads, {"norms": norms, "averaged": averaged})
+        return Fitted(weights, setting.heads, {"norms": norms, "averaged": 1 - int(weighted.sum()) / elements})
 
 
 def fisher_of(

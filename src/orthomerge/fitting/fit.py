@@ -63,10 +63,9 @@ def fit(
     check_merge(experts, name)
     if not hasattr(chosen, "fit"):
         raise RecipeError(f"{name!r} uses no inputs; leave them out, or use a fitted method such as realign")
-    missing = [task for task in experts.tasks if task not in data]
-    if missing:
-        task = missing[0]
-        raise RecipeError(f"a fit needs inputs of every task, got none of {task!r}; give --data {task}=PATH")
+    for task in experts.tasks:
+        if task not in data:
+            raise RecipeError(f"a fit needs inputs of every task, got none of {task!r}; give --data {task}=PATH")
     labels = {task: head.labels for task, head in experts.heads.items()}
     tasks = unlabelled_tasks(data, labels, experts.family.modality, split=split, limit=limit, seed=seed)
     examples = {task: tasks[task][split].unlabelled() for task in experts.tasks}
@@ -76,8 +75,11 @@ def fit(
     with fixed_threads():
         setting = setting_of(experts, examples, place, seed=seed, half=half, how=how, progress=progress)
         if state is not None:
-            run = RunState(state, _fingerprint(experts, examples, origin, split, setting.half))
-            setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
+            setting = replace(
+                setting,
+                state=RunState(state, _fingerprint(experts, examples, origin, split, setting.half)),
+                every=_BETWEEN if save_every is None else save_every,
+            )
         fitted = chosen.fit(setting)
         heads, extra = _heads(setting, fitted)
         facts = {
@@ -145,8 +147,7 @@ def setting_of(
 
 
 def _pooling(experts: Experts) -> str:
-    default = experts.family.default_pooling
-    poolings = {task: head.pooling or default for task, head in experts.heads.items()}
+    poolings = {task: head.pooling or experts.family.default_pooling for task, head in experts.heads.items()}
     (first, pooling), *rest = poolings.items()
     for task, other in rest:
         if other != pooling:
@@ -164,8 +165,7 @@ def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], d
     for task, classifier in fitted.classifiers.items():
         if classifier is setting.heads[task]:
             continue
-        rows = setting.inputs.targets[task].rows[:_SAMPLE]
-        sample = encoded_rows(setting.encoder, setting.inputs.pool, rows).cpu()
+        sample = encoded_rows(setting.encoder, setting.inputs.pool, setting.inputs.targets[task].rows[:_SAMPLE]).cpu()
         heads[task], record = as_saved(task, Alignment(classifier), setting.heads[task], sample)
         extra[task] = record["extra"]
     return heads, extra

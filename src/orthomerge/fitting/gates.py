@@ -168,9 +168,8 @@ class Coefficients(Gates):
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         slopes = [torch.einsum("k,tk->t", gradient[place], self._vectors[:, place]) for place in self._places]
-        own = torch.stack(slopes, 1)
         low, high = self._bounds
-        return own * ((self.values >= low) & (self.values <= high))
+        return torch.stack(slopes, 1) * ((self.values >= low) & (self.values <= high))
 
     def measures(self) -> dict[str, float]:
         values = self.clamped()

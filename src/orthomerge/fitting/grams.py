@@ -59,9 +59,8 @@ def watching(layers: Layers, record: Callable[[str, torch.Tensor], None]) -> Ite
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
     """Return the names of the layers that a forward pass calls, in order; refuse an encoder that calls none."""
     calls: list[str] = []
-    first = inputs.targets[setting.tasks[0]].rows[:1]
     with watching(linear_layers(setting.encoder.module), lambda name, _: calls.append(name)):
-        setting.encoder.features(inputs.pool.batch(first))
+        setting.encoder.features(inputs.pool.batch(inputs.targets[setting.tasks[0]].rows[:1]))
     if not calls:
         raise IncompatibleError(
             "the encoder calls no nn.Linear, so there is nothing to solve for; merge it with 'average' or 'fisher'"
@@ -108,10 +107,6 @@ def _rows(values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     if len(rows) % len(weights) == 0:
         row_weights = weights.repeat_interleave(len(rows) // len(weights))
     return rows, row_weights[:, None].double()
-
-
-def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
-    return gram * alpha + torch.diag(gram.diagonal() * (1 - alpha))
 
 
 def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, float]:

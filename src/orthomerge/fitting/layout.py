@@ -94,10 +94,9 @@ class FlatEncoder:
     def flat(self, tensors: Tensors) -> torch.Tensor:
         """Read the parameters [P] from a stream of tensors, in float32 on the CPU."""
         flat = torch.zeros(self.layout.size)
-        places = {key: self.layout.places[name] for key, name in self.names.items()}
         ends = {name: place.start for name, place in self.layout.places.items()}
         for key, block in tensors.blocks():
-            if key in places:
+            if key in self.names:
                 start = ends[self.names[key]]
                 flat[start : start + block.numel()] = block.reshape(-1)
                 ends[self.names[key]] = start + block.numel()

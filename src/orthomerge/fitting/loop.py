@@ -92,8 +92,9 @@ class _Run:
         self.loop, self.setting, self.gates, self.objective = loop, setting, gates, objective
         self.inputs, self.held = inputs, held
         self._order = Order(inputs, loop.batch, setting.seed)
-        groups = [*gates.groups, {"params": objective.parameters, "lr": objective.lr}]
-        self._optimiser = Optimiser(groups, setting.device)
+        self._optimiser = Optimiser(
+            [*gates.groups, {"params": objective.parameters, "lr": objective.lr}], setting.device
+        )
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
@@ -103,9 +104,10 @@ class _Run:
         self.gates.write(weights, step)
         if not step:
             self._look(0)
-        work = f"batches of {loop.batch} per task"
-        advice = "lower 'batch', or set 'checkpointing: true'"
-        with enough_memory(work, advice), _checkpointed(self.setting) if loop.checkpointing else nullcontext():
+        with (
+            enough_memory(f"batches of {loop.batch} per task", "lower 'batch', or set 'checkpointing: true'"),
+            _checkpointed(self.setting) if loop.checkpointing else nullcontext(),
+        ):
             while step < loop.steps:
                 self._step(step)
                 step += 1
@@ -163,9 +165,14 @@ class _Run:
         if self.setting.state is None or now - self._saved < self.setting.every:
             return
         self._saved = now
-        optimiser, course = self._optimiser.state(), vars(self._course)
-        state = {"step": step, "optimiser": optimiser, "course": course, "seconds": now - self._started}
-        self.setting.state.write(state)
+        self.setting.state.write(
+            {
+                "step": step,
+                "optimiser": self._optimiser.state(),
+                "course": vars(self._course),
+                "seconds": now - self._started,
+            }
+        )
 
 
 def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: Mapping[str, Targets]) -> torch.Tensor:

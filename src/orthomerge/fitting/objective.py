@@ -21,8 +21,9 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, features: Mapping[str, torch.Tensor], targets: Mapping[str, Targets]) -> torch.Tensor:
-        means = [(some.weights * self.terms(features[task], some, task)).mean() for task, some in targets.items()]
-        return torch.stack(means).sum()
+        return torch.stack(
+            [(some.weights * self.terms(features[task], some, task)).mean() for task, some in targets.items()]
+        ).sum()
 
     def penalty(self) -> torch.Tensor | None:
         """Loss term of the objective's parameters, which is not part of a held-out loss."""

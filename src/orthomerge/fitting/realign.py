@@ -81,8 +81,7 @@ class Realign:
         check_loop(steps=self.steps, batch=self.batch, lr=1.0 if self.lr == "auto" else self.lr, hold_out=self.hold_out)
         if self.cap <= 1:
             raise RecipeError(f"'cap' must be above 1, got {self.cap}; the mask starts at 1")
-        copies = 0 if self.copies == "auto" else self.copies
-        not_negative(head_lr=self.head_lr, decay=self.decay, copies=copies)
+        not_negative(head_lr=self.head_lr, decay=self.decay, copies=0 if self.copies == "auto" else self.copies)
         if find_aligner(self.solver).extra:
             raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
 
@@ -96,8 +95,7 @@ class Realign:
         def judge(stage: str, heads: Heads) -> None:
             stages[stage] = heads
             if held is not None:
-                objective = Divergence(heads, setting.heads, setting.device)
-                losses[stage] = held_out_loss(setting, objective, held)
+                losses[stage] = held_out_loss(setting, Divergence(heads, setting.heads, setting.device), held)
 
         def best() -> str:
             return min(losses, key=lambda stage: losses[stage]) if losses else list(stages)[-1]
@@ -162,8 +160,7 @@ class Realign:
         return max(self.copies - count, 0)
 
     def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
-        classes = sum(len(head.labels) for head in setting.heads.values())
-        many = _count(setting.inputs) >= _MANY * classes
+        many = _count(setting.inputs) >= _MANY * sum(len(head.labels) for head in setting.heads.values())
         if self.gates == "free" or (self.gates == "auto" and many):
             rate = _FREE_RATE * _mean_change(setting) if self.lr == "auto" else self.lr
             return Free(merged, lr=rate, decay=self.decay)
@@ -176,10 +173,10 @@ def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head
     heads = {}
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:
-        features = encoded(setting.encoder, inputs, task).cpu()
-        teacher = inputs.targets[task].features.cpu()
-        pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
-        heads[task] = cast("Head", make_aligner(solver, options).fit(pair, setting.heads[task]).classifier)
+        student = Features(encoded(setting.encoder, inputs, task).cpu(), task, "train")
+        teacher = Features(inputs.targets[task].features.cpu(), task, "train")
+        solved = make_aligner(solver, options).fit(FeaturePair(student, teacher), setting.heads[task])
+        heads[task] = cast("Head", solved.classifier)
     return heads
 
 

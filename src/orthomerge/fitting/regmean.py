@@ -30,7 +30,7 @@ import torch
 
 from orthomerge.core.checks import at_least_one, fraction
 from orthomerge.core.errors import NumericalError
-from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers, shrunk
+from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers
 from orthomerge.fitting.setting import Fitted, Inputs, Setting
 
 
@@ -86,7 +86,7 @@ class RegMean:
                 encoder.weights[place] = flat[place].to(setting.device)
             expert = dict(setting.layout.views(flat))
             for name, gram in grams(setting, inputs, task, layers=layers).items():
-                G = shrunk(gram, self.alpha)
+                G = gram * self.alpha + torch.diag(gram.diagonal() * (1 - self.alpha))
                 moment = G @ (expert[name] - average[name]).to(G.device).double().T
                 totals[name] = totals[name].add_(G) if name in totals else G
                 moments[name] = moments[name].add_(moment) if name in moments else moment

@@ -125,8 +125,9 @@ def extract(
                 )
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
             with torch.no_grad(), enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
-                on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
-                features = family.features(encoder, on_device, pooling)
+                features = family.features(
+                    encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling
+                )
             width = values.shape[1] or "d"
             if features.ndim != 2 or len(features) != len(rows) or width not in ("d", features.shape[1]):
                 raise IncompatibleError(
@@ -138,10 +139,10 @@ def extract(
             values.index_copy_(0, rows, features.to("cpu", torch.float32))
     finite = values.isfinite().all(1)
     if not finite.all():
-        row = int((~finite).nonzero()[0])
         advice = "check its weights" if how.precision == "float32" else "use precision float32"
         raise NumericalError(
-            f"the encoder gives NaN or infinity for row {row} of {task!r} in {how.precision}; {advice}"
+            f"the encoder gives NaN or infinity for row {int((~finite).nonzero()[0])} of {task!r} in {how.precision}; "
+            f"{advice}"
         )
     return Features.of(values, examples, task)
 

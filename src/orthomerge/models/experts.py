@@ -64,8 +64,9 @@ def reopen_experts(
         # The base is needed if experts take tensors from it, or if its text tower makes their heads.
         makes_heads = any((row.get("head") or {}).get("classes") for row in fields.values())
         base_path = _path_of(model, "", base, needed=recorded.get("missing") == "base" or makes_heads)
-    source = f"{folder or 'the model'}: opening"
-    opening = build(Opening, {**recorded, "experts": entries, "base": base_path}, where=source)
+    opening = build(
+        Opening, {**recorded, "experts": entries, "base": base_path}, where=f"{folder or 'the model'}: opening"
+    )
     opened = Experts(opening, live_models(given)).check()
     _check_same(opened, record["inputs"])
     return opened

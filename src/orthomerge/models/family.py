@@ -58,8 +58,7 @@ class HeadLayout:
 
     def parts(self) -> dict[str, str]:
         """Map parts of a head (`weight`, `hidden.bias`, ...) to tensor names, first layer first."""
-        prefixes = ("hidden.", "")[-len(self.layers) :]
-        layers = zip(prefixes, self.layers, strict=True)
+        layers = zip(("hidden.", "")[-len(self.layers) :], self.layers, strict=True)
         return {f"{part}{piece}": f"{layer}.{piece}" for part, layer in layers for piece in ("weight", "bias")}
 
 
@@ -99,8 +98,7 @@ class Family:
 
     def features(self, encoder: Network, batch: Batch, pooling: str) -> torch.Tensor:
         """Run the encoder once and pool its output to features [B, d]."""
-        output = self.forward(encoder, batch)
-        return self.poolings[pooling](output, batch, getattr(encoder, "config", None))
+        return self.poolings[pooling](self.forward(encoder, batch), batch, getattr(encoder, "config", None))
 
     def may_lack(self, name: str, pooling: str) -> bool:
         """Whether an expert may lack an encoder tensor: it is optional, and the pooling does not use it."""

@@ -88,8 +88,7 @@ class Head:
     def of(cls, tensors: Mapping[str, torch.Tensor], labels: tuple[str, ...], **fields: Any) -> Head:
         """Make a head from tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`) and other fields."""
         hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if "hidden.weight" in tensors else None
-        output = Linear(tensors["weight"], tensors.get("bias"))
-        return cls(output, labels, hidden, **fields)
+        return cls(Linear(tensors["weight"], tensors.get("bias")), labels, hidden, **fields)
 
     def __post_init__(self) -> None:
         rows = self.output.weight.shape[0]
@@ -112,14 +111,14 @@ class Head:
 
     @property
     def width(self) -> int:
-        first = self.hidden or self.output
-        return int(first.weight.shape[1])
+        return int((self.hidden or self.output).weight.shape[1])
 
     def reordered(self, labels: tuple[str, ...]) -> Head:
         """Return the head with its rows in the order of `labels`, matched by name."""
         if sorted(labels) != sorted(self.labels):
-            odd = some(sorted(set(labels) ^ set(self.labels)))
-            raise IncompatibleError(f"label sets differ: {odd}; give both the same names")
+            raise IncompatibleError(
+                f"label sets differ: {some(sorted(set(labels) ^ set(self.labels)))}; give both the same names"
+            )
         rows = [self.labels.index(label) for label in labels]
         output = Linear(self.output.weight[rows], None if self.output.bias is None else self.output.bias[rows])
         return replace(self, output=output, labels=labels)
@@ -218,10 +217,9 @@ class SingleLabel:
 
     def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
         choices = self.choices(logits).tolist()
-        rows = logits.double().softmax(1).tolist()
         return [
             Prediction(labels[choice], row[choice], dict(zip(labels, row, strict=True)))
-            for choice, row in zip(choices, rows, strict=True)
+            for choice, row in zip(choices, logits.double().softmax(1).tolist(), strict=True)
         ]
 
 

@@ -30,8 +30,7 @@ class Model(ModelData):
         """Build a new module that returns the logits of every task; it shares no weights with other modules."""
         from orthomerge.models.networks import MultiHead
 
-        module = MultiHead(self.encoder.module(), self.family, self.heads)
-        return module.to(device_of(device), dtype)
+        return MultiHead(self.encoder.module(), self.family, self.heads).to(device_of(device), dtype)
 
     @overload
     def predict(self, inputs: str | Path, *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...) -> _Row: ...

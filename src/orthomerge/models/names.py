@@ -69,9 +69,11 @@ def _rename_all(rules: _Rules, checkpoint: Checkpoint) -> Checkpoint:
                 "remove the one from an earlier save"
             )
         taken[new] = old
-    entries = {names[key]: entry for key, entry in checkpoint.entries.items()}
-    aliases = {names[key]: names[target] for key, target in checkpoint.aliases.items()}
-    return replace(checkpoint, entries=entries, aliases=aliases)
+    return replace(
+        checkpoint,
+        entries={names[key]: entry for key, entry in checkpoint.entries.items()},
+        aliases={names[key]: names[target] for key, target in checkpoint.aliases.items()},
+    )
 
 
 modern_layer_norm = partial(_rename_all, _LAYER_NORM)

@@ -109,10 +109,9 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
     if inputs == ("pixel_values",):
         side = config.get("image_size", 224)
         height, width = side if isinstance(side, list | tuple) else (side, side)
-        shape = (count, config.get("num_channels", 3), height, width)
-        return {"pixel_values": torch.randn(shape, generator=generator)}
-    longest = int(config.get("max_position_embeddings", 512)) - 2  # RoBERTa's positions start at two
-    length = max(1, min(length, longest))
+        return {"pixel_values": torch.randn(count, config.get("num_channels", 3), height, width, generator=generator)}
+    # RoBERTa's positions start at two.
+    length = max(1, min(length, int(config.get("max_position_embeddings", 512)) - 2))
     ids = torch.randint(5, max(6, int(config.get("vocab_size", 100))), (count, length), generator=generator)
     mask = torch.ones_like(ids)
     mask[-1, (length + 1) // 2 :] = 0
@@ -123,7 +122,6 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
 
 def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
     dynamic_axes = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
-    size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     try:
         with _without_warnings(), torch.no_grad():
             torch.onnx.export(
@@ -134,7 +132,7 @@ def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: l
                 output_names=outputs,
                 dynamic_shapes={"values": dynamic_axes},
                 dynamo=True,
-                external_data=size > _LARGE,
+                external_data=sum(tensor.nbytes for tensor in graph.state_dict().values()) > _LARGE,
                 verbose=False,
             )
     except Exception as error:  # the exporter passes on errors of any class

@@ -148,8 +148,10 @@ def batches(
             batch = processor(pick(examples.inputs, chunk))
         for name, tensor in batch.items():
             if len(tensor) != len(chunk):
-                got = f"{len(tensor)} rows of {name!r} from {len(chunk)} inputs"
-                raise IncompatibleError(f"a processor must make one row per input, got {got}; give another one")
+                raise IncompatibleError(
+                    f"a processor must make one row per input, got {len(tensor)} rows of {name!r} from {len(chunk)} "
+                    "inputs; give another one"
+                )
         yield batch
 
 

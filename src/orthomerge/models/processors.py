@@ -178,11 +178,13 @@ def _load(loader: str, folder: Path, what: str, *, named: Mapping[str, Any] | No
         try:
             if named and "model_type" in named:
                 options["config"] = transformers.AutoConfig.for_model(**named)
-            load = getattr(transformers, loader).from_pretrained
-            return load(folder, local_files_only=True, trust_remote_code=False, **options)
+            return getattr(transformers, loader).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, **options
+            )
         except Exception as error:  # of any class, by kind of tokenizer or processor
-            advice = "fetch its files again, or copy those of the base"
-            raise CheckpointError(f"transformers cannot load {what}: {error}; {advice}") from error
+            raise CheckpointError(
+                f"transformers cannot load {what}: {error}; fetch its files again, or copy those of the base"
+            ) from error
 
 
 def _positions(config: Mapping[str, Any]) -> int:

@@ -153,8 +153,9 @@ def _load(family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Te
                 **options,
             )
         except Exception as error:  # of any class, by underlying library
-            advice = "correct its config.json, or fetch it again"
-            raise CheckpointError(f"transformers cannot build {family.encoder_class}: {error}; {advice}") from error
+            raise CheckpointError(
+                f"transformers cannot build {family.encoder_class}: {error}; correct its config.json, or fetch it again"
+            ) from error
     problems = {
         "they lack": info["missing_keys"],
         "the config gives other shapes to": [

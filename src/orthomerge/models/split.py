@@ -200,6 +200,5 @@ def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None
     """Map parts of a head to names; weight and bias of a layer both have the wrapper's prefix, or both lack it."""
     names = {}
     for part, name in (layout.parts() if layout else {}).items():
-        wrapped = f"{outer}{name.rpartition('.')[0]}.weight" in specs
-        names[part] = outer + name if wrapped else name
+        names[part] = outer + name if f"{outer}{name.rpartition('.')[0]}.weight" in specs else name
     return {part: name for part, name in names.items() if name in specs}

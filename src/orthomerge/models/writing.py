@@ -240,8 +240,9 @@ def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, 
     head, family = model.head(task), model.family
     reason = why_not_stock(family, head)
     if reason is not None or not isinstance(head, Head):
-        advice = "use orthomerge.load, which runs every head"
-        raise RecipeError(f"no stock class can hold the head of {task!r}: {reason}; {advice}")
+        raise RecipeError(
+            f"no stock class can hold the head of {task!r}: {reason}; use orthomerge.load, which runs every head"
+        )
     encoder = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     dtype = _main_dtype(encoder.values())
     tensors = {name: tensor.to(torch_dtype(dtype)) for name, tensor in named_tensors(family, head).items()}
@@ -251,6 +252,5 @@ def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, 
     with publish(out, force=force, need=need, inputs=inputs, marker=EXPORT) as folder:
         write_shards(folder, specs, blocks, max_bytes=parse_size("5GB"))
         model.processor.write(folder)
-        config = classifier_config(model.config, family, head.labels, DTYPES[dtype][1])
-        write_json(folder / "config.json", config)
+        write_json(folder / "config.json", classifier_config(model.config, family, head.labels, DTYPES[dtype][1]))
         write_marker(folder, EXPORT, orthomerge=VERSION, task=task, model=model.digest)

@@ -81,8 +81,10 @@ def _translated(config: _Config) -> dict[str, Any]:
     method, base, source = config.merge_method, config.base_model, config.tokenizer_source
     _check(config)
     if source is not None and (base is None or source != "base"):
-        fix = "if all models share one tokenizer, leave it out, or use 'base' with a 'base_model'"
-        raise RecipeError(f"tokenizer source {source!r} rearranges the embeddings, which is not done here; {fix}")
+        raise RecipeError(
+            f"tokenizer source {source!r} rearranges the embeddings, which is not done here; if all models share one "
+            "tokenizer, leave it out, or use 'base' with a 'base_model'"
+        )
     dtype = config.dtype.removeprefix("torch.")
     read = {"linear": _linear, "slerp": _slerp}.get(method, _task_vectors)
     models, parameters = read(config)
@@ -96,8 +98,10 @@ def _check(config: _Config) -> None:
     """Refuse methods that only mergekit has, adapters, repeated models, and parameters that the method ignores."""
     method, references = config.merge_method, [entry.model for entry in config.models]
     if method not in _METHODS:
-        problem = f"merge_method {method!r} is not among those that mergekit and orthomerge share"
-        raise RecipeError(f"{problem}; {nearest(method, _METHODS)}; `orthomerge list methods` lists ours")
+        raise RecipeError(
+            f"merge_method {method!r} is not among those that mergekit and orthomerge share; "
+            f"{nearest(method, _METHODS)}; `orthomerge list methods` lists ours"
+        )
     for reference in (*references, config.base_model or ""):
         if "+" in reference:
             fix = "in a recipe of ours, name the adapter's folder as the expert and its model as the 'base'"
@@ -148,8 +152,10 @@ def _linear(config: _Config) -> tuple[list[str], dict[str, Any]]:
     weights = [config.number("weight", model=model) for model in models]
     total = math.fsum(weights)
     if not config.parameters.get("normalize", True) and abs(total - 1) > 1e-9:
-        fix = "make them sum to 1, or use task_arithmetic with a 'base_model'"
-        raise RecipeError(f"weights that sum to {total:g} scale the whole model when 'normalize' is false; {fix}")
+        raise RecipeError(
+            f"weights that sum to {total:g} scale the whole model when 'normalize' is false; "
+            "make them sum to 1, or use task_arithmetic with a 'base_model'"
+        )
     return models, {"weights": weights}
 
 

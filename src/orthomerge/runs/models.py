@@ -98,8 +98,7 @@ def _merge_problems(recipe: Recipe, experts: Experts) -> list[Problem]:
     problems += merge_problems(experts, method, device=recipe.device)
     fitted = find_method(method).fitted
     if fitted and fit is None:
-        what = f"{method} needs unlabelled inputs, but the recipe has none"
-        problems.append(Problem("fit", what, _FIT, RecipeError))
+        problems.append(Problem("fit", f"{method} needs unlabelled inputs, but the recipe has none", _FIT, RecipeError))
     if fit is None:
         return problems
     if not fitted:

@@ -81,8 +81,7 @@ class Recipe(OpeningOptions):
     def diagnosis(self) -> Diagnose:
         """Section `diagnose` with its defaults."""
         section = self.diagnose if isinstance(self.diagnose, Diagnose) else Diagnose()
-        aligner = section.aligner or ("auto" if self.align is None else self.align.aligner)
-        return replace(section, aligner=aligner)
+        return replace(section, aligner=section.aligner or ("auto" if self.align is None else self.align.aligner))
 
     @property
     def data(self) -> list[Any]:

@@ -105,8 +105,10 @@ def _check_folder(run: Path, *, force: bool) -> None:
     try:
         is_empty = not run.is_dir() or all(path.name == RUN for path in run.iterdir())
         if not is_empty and not (run / STORE).is_dir() and not force:
-            why = f"was not made by `orthomerge run` (it has no {STORE})"
-            raise OutputError(f"{run} is not empty and {why}; give another --out, or --force to write into it")
+            raise OutputError(
+                f"{run} is not empty and was not made by `orthomerge run` (it has no {STORE}); "
+                "give another --out, or --force to write into it"
+            )
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write the run to {run}: {error.strerror}; give another --out") from error

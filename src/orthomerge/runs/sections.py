@@ -156,8 +156,7 @@ class Diagnose:
         """Return the section as checked options of a diagnosis."""
         from orthomerge.analysis.detail import Detail
 
-        options = {name: value for name, value in vars(self).items() if name != "scales"}
-        return Detail(**options, seed=seed)
+        return Detail(**{name: value for name, value in vars(self).items() if name != "scales"}, seed=seed)
 
 
 @dataclass(frozen=True)

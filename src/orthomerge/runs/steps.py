@@ -79,9 +79,8 @@ def make_records(place: Path, work: Work, *models: str) -> None:
     section, encoded = work.section, work.encoded
     references = references_of(work.experts, encoded.tasks).values() if section.references else ()
     subjects = [*references, *(Subject.of(work.model(key), encoded.tasks) for key in models)]
-    unaligned = ("base", work.recipe.method)
     protocols = [
-        replace(protocol, models=unaligned) if "expert" in protocol.needs else protocol
+        replace(protocol, models=("base", work.recipe.method)) if "expert" in protocol.needs else protocol
         for protocol in protocols_of(section.scorings, section.support)
     ]
     score(subjects, protocols, encoded, against=section.against, margin=section.margin / 100).write(place)

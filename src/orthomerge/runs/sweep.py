@@ -105,11 +105,9 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
 
 def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
     """Describe the work to do; refuse models to keep that do not fit on the disk."""
-    missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
-    models = [artifact for artifact in missing if artifact.make is make_scores]
+    models = [item for item in artifacts if item.make is make_scores and work.store.get(item.key) is None]
     kept = sum(artifact.model is not None for artifact in models)
-    dtype = DTYPE_NAMES.get(work.recipe.dtype)
-    size = kept * sum(spec.cast(dtype).nbytes for spec in work.experts.specs.values())
+    size = kept * sum(spec.cast(DTYPE_NAMES.get(work.recipe.dtype)).nbytes for spec in work.experts.specs.values())
     check_room(work.run, size)
     room = f", and {size / 1e9:.2f} GB in {work.run} for {kept} models to keep" if kept else ""
     cells, merges = len(cells_of(work.recipe)), len(variants_of(work.recipe))

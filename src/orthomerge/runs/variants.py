@@ -101,8 +101,7 @@ def variants_of(recipe: Recipe) -> list[Variant]:
     sweep, _ = sweep_of(recipe)
     variants: dict[tuple[str, int], Variant] = {}
     for item in sweep.methods or (SweptMethod(recipe.method, recipe.parameters),):
-        swept = SweptMethod(item) if isinstance(item, str) else item
-        for variant in _variants(recipe, sweep, swept):
+        for variant in _variants(recipe, sweep, SweptMethod(item) if isinstance(item, str) else item):
             variants.setdefault((variant.name, variant.first), variant)
     return list(variants.values())
 

@@ -145,8 +145,7 @@ def source_digest(source: str | Task) -> str:
         return RawFile(path).digest()
     if not path.is_dir():
         return source
-    files = [name for name in sorted(names_in(path)) if (path / name).is_file()]
-    return key_of([(name, RawFile(path / name).digest()) for name in files])
+    return key_of([(name, RawFile(path / name).digest()) for name in sorted(names_in(path)) if (path / name).is_file()])
 
 
 def _checkpoint_digest(opened: Checkpoint | Adapter) -> str:

@@ -52,8 +52,7 @@ def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -
     spec = find_spec(_PACKAGE)  # does not import it
     packaged = [str(Path(location) / "model") for location in (spec and spec.submodule_search_locations) or ()]
     copy_base(folder / "base", base or next(iter(packaged), _HUB), say)
-    processor = load_processor(folder / "base", modality="text", max_length=TEXT.max_length)
-    return Suite("text8", folder, tasks, processor)
+    return Suite("text8", folder, tasks, load_processor(folder / "base", modality="text", max_length=TEXT.max_length))
 
 
 def vision(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:

@@ -275,6 +275,7 @@ def _repository(
 
         folder = snapshot_download(TEXT_REPOSITORY, repo_type=kind, allow_patterns=include, ignore_patterns=exclude)
     except Exception as error:  # the hub, the network and the disk raise errors of many kinds
-        reason = f"cannot fetch the {kind} repository {TEXT_REPOSITORY!r} ({type(error).__name__})"
-        raise CheckpointError(f"{reason}; {way_out}") from error
+        raise CheckpointError(
+            f"cannot fetch the {kind} repository {TEXT_REPOSITORY!r} ({type(error).__name__}); {way_out}"
+        ) from error
     return Path(folder)

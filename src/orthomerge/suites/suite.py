@@ -104,9 +104,11 @@ def more_experts(suite: Suite, settings: Tuning, *, say: Say) -> dict[str, Path]
 
 def with_models(suite: Suite, settings: Tuning, joint: Tuning, *, say: Say) -> Suite:
     """Add experts in FOLDER/experts and the joint model in FOLDER/mtl."""
-    paths = more_experts(suite, settings, say=say)
-    mtl = _make_jointly(suite, joint, base=suite.base, root=suite.folder / "mtl", say=say)
-    return replace(suite, paths=paths, mtl=mtl)
+    return replace(
+        suite,
+        paths=more_experts(suite, settings, say=say),
+        mtl=_make_jointly(suite, joint, base=suite.base, root=suite.folder / "mtl", say=say),
+    )
 
 
 def copy_base(target: Path, reference: str, say: Say) -> None:

@@ -24,8 +24,9 @@ class Feed:
     ) -> None:
         self.sizes = tuple(map(len, sources))
         self._starts = tuple(accumulate(self.sizes, initial=0))
-        parts = [Part(source, processor) for source in sources]
-        self._pool = Pool.of(parts, device, room=room if type(processor) in _KEPT else 0)
+        self._pool = Pool.of(
+            [Part(source, processor) for source in sources], device, room=room if type(processor) in _KEPT else 0
+        )
         labels = [[-1] * len(source) if source.labels is None else source.labels.tolist() for source in sources]
         self._labels = torch.tensor([label for part in labels for label in part])
 
@@ -51,8 +52,7 @@ def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> l
 
 def sample(size: int, count: int, *, seed: int, step: int) -> torch.Tensor:
     """Draw at most `count` distinct rows of `size` for one step."""
-    generator = torch.Generator().manual_seed(derive(seed, "others", step))
-    return torch.randperm(size, generator=generator)[:count]
+    return torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "others", step)))[:count]
 
 
 def shifted(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:

@@ -91,8 +91,9 @@ def finetune_jointly(
             raise RecipeError(f"a task's name must be the name of a folder, got {name!r}; rename the task")
     named = [replace(task, name=name) for name, task in tasks.items()]
     training = _Training("joint", named, settings, processor, progress=progress, base=base, family_name=family)
-    outs = {name: out_root / name for name in tasks}
-    return training.write(outs, state_folder(out_root, "tuning"), force=force, resume=resume)
+    return training.write(
+        {name: out_root / name for name in tasks}, state_folder(out_root, "tuning"), force=force, resume=resume
+    )
 
 
 @dataclass(frozen=True)

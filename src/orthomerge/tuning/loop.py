@@ -55,8 +55,7 @@ class Run:
     def val(self) -> Feed:
         """Validation splits by task, empty where there is none."""
         empty = Examples([], None, "val")
-        splits = [task["val"] if "val" in task.splits else empty for task in self.tasks]
-        return self._feed(splits, self.settings.batch)
+        return self._feed([task["val"] if "val" in task.splits else empty for task in self.tasks], self.settings.batch)
 
     @cached_property
     def unlabelled(self) -> Feed:
@@ -114,9 +113,8 @@ def train(model: Model, run: Run, state: RunState | None, saved: Mapping[str, An
                     batch = shifted(batch, seed=settings.seed, step=step)
                 with run.autocast():
                     logits = model(batch, number).float()
-                    loss = nn.functional.cross_entropy(logits, labels)
                     penalty = _penalty(model, run, step)
-                    loss = loss + settings.penalty * penalty
+                    loss = nn.functional.cross_entropy(logits, labels) + settings.penalty * penalty
                 loss.backward()  # type: ignore[no-untyped-call]
                 if settings.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -161,12 +159,14 @@ def fit_head(model: Model, run: Run, number: int) -> None:
         return
     model.eval()
     with run.enough_memory(), torch.no_grad(), run.autocast():
-        batches = run.train.ordered(number, settings.batch)
-        encoded = [(model.encoding(batch).float(), labels) for batch, labels in batches]
+        encoded = [
+            (model.encoding(batch).float(), labels) for batch, labels in run.train.ordered(number, settings.batch)
+        ]
     features, labels = (torch.cat(parts) for parts in zip(*encoded, strict=True))
     head = model.heads[number]
-    group = {"params": [*head.parameters()], "lr": settings.head_lr, "weight_decay": settings.weight_decay}
-    optimiser = Optimiser([group], run.device)
+    optimiser = Optimiser(
+        [{"params": [*head.parameters()], "lr": settings.head_lr, "weight_decay": settings.weight_decay}], run.device
+    )
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
         if position == 0:
@@ -240,5 +240,6 @@ def _optimiser(model: Model, run: Run) -> Optimiser:
         rate = head_rate if name.startswith("heads.") else settings.lr
         decay = settings.weight_decay if parameter.ndim > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)
-    listed = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
-    return Optimiser(listed, run.device)
+    return Optimiser(
+        [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()], run.device
+    )

@@ -206,8 +206,10 @@ def write_adapter(folder: Path, adapted: Any, family: Family) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     remove_file(path)
     class_name = family.architecture or family.encoder_class
-    library = getattr(transformers, class_name).__module__
-    config["auto_mapping"] = {"base_model_class": class_name, "parent_library": library}
+    config["auto_mapping"] = {
+        "base_model_class": class_name,
+        "parent_library": getattr(transformers, class_name).__module__,
+    }
     # Sorted, because sets have no order and the same run must write the same bytes.
     for key in ("target_modules", "modules_to_save"):
         config[key] = config[key] and sorted(config[key])

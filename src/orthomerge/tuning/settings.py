@@ -53,11 +53,15 @@ class Tuning:
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        at_least_one(batch=self.batch, max_length=self.max_length, rank=self.rank, penalty_batch=self.penalty_batch)
-        at_least_one(steps=self.steps)
+        at_least_one(
+            batch=self.batch,
+            max_length=self.max_length,
+            rank=self.rank,
+            penalty_batch=self.penalty_batch,
+            steps=self.steps,
+        )
         positive(epochs=self.epochs, alpha=self.alpha, lr=self.lr, head_lr=self.head_lr)
-        not_negative(weight_decay=self.weight_decay, clip=self.clip)
-        not_negative(head_epochs=self.head_epochs, penalty=self.penalty)
+        not_negative(weight_decay=self.weight_decay, clip=self.clip, head_epochs=self.head_epochs, penalty=self.penalty)
         fraction(warmup=self.warmup, lora_dropout=self.lora_dropout, zero=True, one=False)
         if max(self.lr, self.head_lr) > _FASTEST:
             raise RecipeError(f"'lr' and 'head_lr' must be at most {_FASTEST:g}, got {self.lr:g} and {self.head_lr:g}")
