@@ -57,8 +57,8 @@ def reopen_experts(
         raise RecipeError("this model has no record of how its experts were opened; merge again, or give open experts")
     recorded = record["opening"]
     fields = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
-    given = {**named, "": base if recorded.get("base") else None}
-    entries = {task: {**row, "path": _path_of(model, task, given.get(task))} for task, row in fields.items()}
+    places = {**named, "": base if recorded.get("base") else None}
+    entries = {task: {**row, "path": _path_of(model, task, places.get(task))} for task, row in fields.items()}
     base_path = None
     if recorded.get("base"):
         # The base is needed if experts take tensors from it, or if its text tower makes their heads.
@@ -67,7 +67,7 @@ def reopen_experts(
     opening = build(
         Opening, {**recorded, "experts": entries, "base": base_path}, where=f"{folder or 'the model'}: opening"
     )
-    opened = Experts(opening, live_models(given)).check()
+    opened = Experts(opening, live_models(places)).check()
     _check_same(opened, record["inputs"])
     return opened
 

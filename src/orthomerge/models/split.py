@@ -96,14 +96,14 @@ def split_expert(
     ignore: tuple[str, ...] = (),
 ) -> Split:
     """Split an expert. `reference`: the base's tensors by canonical name."""
-    found = _names_by_prefix(specs, family, reference)
+    by_prefix = _names_by_prefix(specs, family, reference)
     if prefix is None:
         required = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)}
-        prefixes = _fitting_prefixes(found, specs, required or reference)
+        prefixes = _fitting_prefixes(by_prefix, specs, required or reference)
     else:
         prefixes = (prefix if not prefix or prefix.endswith(".") else f"{prefix}.",)
     prefix = prefixes[0]
-    names = found.get(prefix, {})
+    names = by_prefix.get(prefix, {})
     outer = prefix.removesuffix(family.prefix)
     head = _head_names(specs, outer, layout or family.head)
     left_out: dict[str, str] = {}
@@ -167,31 +167,31 @@ def _outer_wrapper(specs: Iterable[str]) -> str:
 
 def _names_by_prefix(specs: Iterable[str], family: Family, reference: Mapping[str, Spec]) -> dict[str, dict[str, str]]:
     """Map each prefix with tensors of the base under it to their names, by canonical name; the family's comes first."""
-    found: dict[str, dict[str, str]] = {family.prefix: {}, "": {}}
+    by_prefix: dict[str, dict[str, str]] = {family.prefix: {}, "": {}}
     for name in specs:
         prefix, rest = "", name
         while rest:
             key = family.tied.get(rest, rest)
             if key in reference:
-                names = found.setdefault(prefix, {})
+                names = by_prefix.setdefault(prefix, {})
                 if rest == key or key not in names:
                     names[key] = name
             first, _, rest = rest.partition(".")
             prefix += f"{first}."
-    return {prefix: {key: names[key] for key in reference if key in names} for prefix, names in found.items()}
+    return {prefix: {key: names[key] for key in reference if key in names} for prefix, names in by_prefix.items()}
 
 
 def _fitting_prefixes(
-    found: Mapping[str, Mapping[str, str]], specs: Mapping[str, Spec], required: Mapping[str, Spec]
+    by_prefix: Mapping[str, Mapping[str, str]], specs: Mapping[str, Spec], required: Mapping[str, Spec]
 ) -> tuple[str, ...]:
     """Find the prefixes that have most of the required tensors; of these, those with the right shapes, if any."""
-    counts = {prefix: len(required.keys() & names) for prefix, names in found.items()}
+    counts = {prefix: len(required.keys() & names) for prefix, names in by_prefix.items()}
     best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
     fitting = [
         prefix
         for prefix in best
         if counts[prefix]
-        and all(specs[name].shape == required[key].shape for key, name in found[prefix].items() if key in required)
+        and all(specs[name].shape == required[key].shape for key, name in by_prefix[prefix].items() if key in required)
     ]
     return tuple(fitting or best[:1])  # several are a problem that asks the user for 'prefix'
 

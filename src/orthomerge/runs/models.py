@@ -66,8 +66,8 @@ def check_recipe(recipe: Recipe, *, merges: Sequence[Recipe] = ()) -> Experts:
 
 def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Recipe] = ()) -> list[Problem]:
     """List problems of the merges, of every section of a recipe, and of its experts, in this order."""
-    found = (problem for merge in merges or [recipe] for problem in _merge_problems(merge, experts))
-    problems = list(dict.fromkeys(found))
+    of_merges = (problem for merge in merges or [recipe] for problem in _merge_problems(merge, experts))
+    problems = list(dict.fromkeys(of_merges))
     if recipe.align is not None:
         with collected(problems, "align"):
             chosen_aligner(recipe.align.aligner, recipe.align.options, seed=recipe.seed)
@@ -172,9 +172,9 @@ def input_paths(recipe: Recipe) -> list[Path]:
 
 def existing(paths: Iterable[str | Path | None]) -> list[Path]:
     """Return the paths that exist; others are names on the Hub, or are refused when they are opened."""
-    found = []
+    present = []
     for path in paths:
         with suppress(OSError, RuntimeError, ValueError):
             if path is not None and Path(path).expanduser().exists():
-                found.append(Path(path).expanduser())
-    return found
+                present.append(Path(path).expanduser())
+    return present

@@ -96,6 +96,11 @@ class Recipe(OpeningOptions):
     def with_scale(self, scale: float) -> Recipe:
         return replace(self, parameters={**self.parameters, "scale": scale})
 
+    def with_merge(self, method: str, parameters: Mapping[str, Any], *, seed: int, fitted: bool) -> Recipe:
+        """Return the recipe with another merge; `fitted`: whether that is fitted to the inputs of `fit`."""
+        fit = self.fit if fitted else None
+        return replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
+
     def absolute(self) -> Recipe:
         """Return the recipe with absolute paths, for processes with other working directories."""
         if not all(type(source) is str for source in self.data):  # a source with named columns is a subclass

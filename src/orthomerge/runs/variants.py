@@ -52,8 +52,7 @@ class Variant:
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return the recipe of this merge alone."""
         seed = recipe.seed + (self.first if self.seeds == 1 else 0)
-        fit = recipe.fit if self.fitted else None
-        return replace(recipe, method=self.method, parameters=dict(self.parameters), seed=seed, fit=fit)
+        return recipe.with_merge(self.method, self.parameters, seed=seed, fitted=self.fitted)
 
 
 @dataclass(frozen=True)
